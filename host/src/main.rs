@@ -1,0 +1,2 @@
+//! The tensorfold program.
+fn main() {}

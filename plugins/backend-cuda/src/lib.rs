@@ -1,0 +1,1 @@
+//! tensorfold's CUDA backend.

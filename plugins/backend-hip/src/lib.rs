@@ -1,0 +1,1 @@
+//! tensorfold's HIP backend.

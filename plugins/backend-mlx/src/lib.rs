@@ -1,0 +1,1 @@
+//! tensorfold's MLX backend.
