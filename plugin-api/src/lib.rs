@@ -1,1 +1,3 @@
-//! The plugin contract.
+//! The contract between tensorfold and its backend plugins.
+
+pub mod model_spec;
