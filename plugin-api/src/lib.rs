@@ -1,3 +1,4 @@
 //! The contract between tensorfold and its backend plugins.
 
 pub mod model_spec;
+pub mod sampling;
