@@ -1,1 +1,2 @@
 //! The tensorfold host.
+pub mod plugins;
