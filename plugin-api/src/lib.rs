@@ -2,4 +2,6 @@
 
 pub mod abi;
 pub mod model_spec;
+#[cfg(all(unix, feature = "runtime-library"))]
+pub mod runtime_library;
 pub mod sampling;
