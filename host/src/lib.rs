@@ -1,2 +1,3 @@
 //! The tensorfold host.
+pub mod engine;
 pub mod plugins;

@@ -1,0 +1,237 @@
+//! An engine without a model, for tests.
+//!
+//! Its next token is a fixed function of every token its lane holds, so a row
+//! that is lost, repeated or fed to the wrong lane changes the reply. A
+//! [`FakeControl`] holds rounds back, makes them fail, and tells what was called.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use tensorfold_plugin_api::sampling::Sampling;
+
+use super::request::{GenerationRequest, Priority};
+use super::round::{EngineError, EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine};
+
+/// A request for `max_tokens` tokens after `prompt`, with nothing special.
+pub(crate) fn request(prompt: &[u32], max_tokens: u32) -> GenerationRequest {
+    GenerationRequest {
+        id: "test".to_owned(),
+        prompt: prompt.to_vec(),
+        max_tokens,
+        sampling: Sampling::GREEDY,
+        stop_tokens: BTreeSet::new(),
+        priority: Priority::Foreground,
+        watch: None,
+    }
+}
+
+/// What [`FakeEngine`] replies to a prompt.
+pub(crate) fn expected_reply(prompt: &[u32], length: usize, vocabulary: u32) -> Vec<u32> {
+    let mut held = prompt.to_vec();
+    for _ in 0..length {
+        held.push(next_token(&held, vocabulary));
+    }
+    held.split_off(prompt.len())
+}
+
+fn next_token(held: &[u32], vocabulary: u32) -> u32 {
+    let mixed = held.iter().fold(17u64, |sum, &token| {
+        (sum ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23)
+    });
+    (mixed % u64::from(vocabulary)) as u32
+}
+
+/// A call that the fake engine received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Open,
+    Close,
+    /// Position and number of the rows of each lane.
+    Round(Vec<(u32, u32)>),
+}
+
+/// An engine whose replies are computed from token ids alone.
+pub(crate) struct FakeEngine {
+    facts: EngineFacts,
+    lanes: BTreeMap<u64, FakeLane>,
+    next_lane: u64,
+    control: FakeControl,
+}
+
+#[derive(Default)]
+struct FakeLane {
+    held: Vec<u32>,
+    drawn: usize,
+}
+
+impl FakeEngine {
+    /// An engine with one lane, a context of 4096 and `vocabulary` ids.
+    pub(crate) fn new(vocabulary: u32) -> (FakeEngine, FakeControl) {
+        let facts = EngineFacts {
+            name: "fake".to_owned(),
+            lanes: 1,
+            positions: 4096,
+            rows: 1024,
+            vocabulary,
+            counts_drafts: true,
+            drafts: false,
+        };
+        FakeEngine::with_facts(facts)
+    }
+
+    pub(crate) fn with_facts(facts: EngineFacts) -> (FakeEngine, FakeControl) {
+        let control = FakeControl::default();
+        (FakeEngine { facts, lanes: BTreeMap::new(), next_lane: 1, control: control.clone() }, control)
+    }
+}
+
+impl RoundEngine for FakeEngine {
+    fn facts(&self) -> EngineFacts {
+        self.facts.clone()
+    }
+
+    fn lane_open(&mut self) -> Result<LaneId, EngineError> {
+        let mut state = self.control.lock();
+        state.calls.push(Call::Open);
+        if let Some(error) = state.open_error.take() {
+            return Err(error);
+        }
+        assert!(self.lanes.len() < self.facts.lanes as usize, "more lanes than the engine has");
+        let id = self.next_lane;
+        self.next_lane += 1;
+        self.lanes.insert(id, FakeLane::default());
+        Ok(LaneId(id))
+    }
+
+    fn lane_close(&mut self, lane: LaneId) -> Result<(), EngineError> {
+        self.control.lock().calls.push(Call::Close);
+        self.control.changed();
+        assert!(self.lanes.remove(&lane.0).is_some(), "a lane is closed once");
+        Ok(())
+    }
+
+    fn round(&mut self, rows: &[LaneRows<'_>], drawn: &mut Vec<LaneDrawn>) -> Result<(), EngineError> {
+        let shape = rows.iter().map(|rows| (rows.position, rows.tokens.len() as u32)).collect();
+        let fault = self.control.begin_round(shape);
+        match fault {
+            Some(Fault::Error(error)) => return Err(error),
+            Some(Fault::Panic(text)) => panic!("{text}"),
+            Some(Fault::Answer(answer)) => {
+                *drawn = answer;
+                return Ok(());
+            }
+            None => {}
+        }
+        let script = self.control.lock().script.clone();
+        for rows in rows {
+            let lane = self.lanes.get_mut(&rows.lane.0).expect("an open lane");
+            assert_eq!(lane.held.len(), rows.position as usize, "rows follow on what the lane holds");
+            lane.held.extend_from_slice(rows.tokens);
+            let mut result = LaneDrawn::default();
+            if rows.draws > 0 {
+                let token = match &script {
+                    Some(script) => script[lane.drawn.min(script.len() - 1)],
+                    None => next_token(&lane.held, self.facts.vocabulary),
+                };
+                lane.drawn += 1;
+                result.tokens.push(token);
+            }
+            drawn.push(result);
+        }
+        Ok(())
+    }
+}
+
+/// How a round goes wrong.
+pub(crate) enum Fault {
+    Error(EngineError),
+    Panic(&'static str),
+    Answer(Vec<LaneDrawn>),
+}
+
+/// The test's hold on a fake engine.
+#[derive(Clone, Default)]
+pub(crate) struct FakeControl {
+    shared: Arc<(Mutex<ControlState>, Condvar)>,
+}
+
+#[derive(Default)]
+struct ControlState {
+    calls: Vec<Call>,
+    /// No further round begins.
+    held: bool,
+    rounds_begun: u64,
+    faults: BTreeMap<u64, Fault>,
+    open_error: Option<EngineError>,
+    script: Option<Arc<Vec<u32>>>,
+}
+
+impl FakeControl {
+    /// Every reply consists of these tokens; the last one repeats.
+    pub(crate) fn reply_with(&self, tokens: &[u32]) {
+        self.lock().script = Some(Arc::new(tokens.to_vec()));
+    }
+
+    /// No further round begins before [`release`](Self::release).
+    pub(crate) fn hold(&self) {
+        self.lock().held = true;
+    }
+
+    /// Lets all rounds begin.
+    pub(crate) fn release(&self) {
+        self.lock().held = false;
+        self.changed();
+    }
+
+    /// Makes round `round` (from 1) go wrong.
+    pub(crate) fn fail_round(&self, round: u64, fault: Fault) {
+        self.lock().faults.insert(round, fault);
+    }
+
+    /// Makes the next `lane_open` fail.
+    pub(crate) fn fail_open(&self, error: EngineError) {
+        self.lock().open_error = Some(error);
+    }
+
+    /// All calls so far.
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        self.lock().calls.clone()
+    }
+
+    /// Waits until round `round` (from 1) has begun or is held back.
+    pub(crate) fn wait_for_round(&self, round: u64) {
+        self.wait_until(|state| state.rounds_begun >= round);
+    }
+
+    /// Waits until `count` lanes were closed.
+    pub(crate) fn wait_for_closes(&self, count: usize) {
+        self.wait_until(|state| state.calls.iter().filter(|call| **call == Call::Close).count() >= count);
+    }
+
+    fn wait_until(&self, condition: impl Fn(&ControlState) -> bool) {
+        let mut state = self.lock();
+        while !condition(&state) {
+            state = self.shared.1.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn begin_round(&self, shape: Vec<(u32, u32)>) -> Option<Fault> {
+        let mut state = self.lock();
+        state.rounds_begun += 1;
+        let round = state.rounds_begun;
+        state.calls.push(Call::Round(shape));
+        self.changed();
+        while state.held {
+            state = self.shared.1.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.faults.remove(&round)
+    }
+
+    fn changed(&self) {
+        self.shared.1.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ControlState> {
+        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

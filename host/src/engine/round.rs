@@ -1,0 +1,132 @@
+//! What the host asks of an engine: the border seen from the round loop.
+
+use tensorfold_plugin_api::abi::Status;
+use tensorfold_plugin_api::sampling::Sampling;
+
+/// A loaded model that computes rounds.
+///
+/// All calls come from one thread, one at a time. A [fatal](EngineError::is_fatal)
+/// error is the last thing the host hears of an engine: no further call follows.
+pub trait RoundEngine: Send {
+    /// What the engine is and how much it takes. Fixed after opening.
+    fn facts(&self) -> EngineFacts;
+
+    /// Opens a lane that holds no tokens.
+    fn lane_open(&mut self) -> Result<LaneId, EngineError>;
+
+    /// Gives a lane back. The id may be used again by a later [`lane_open`](Self::lane_open).
+    fn lane_close(&mut self, lane: LaneId) -> Result<(), EngineError>;
+
+    /// Computes one round: appends each lane's rows to its state and draws
+    /// where draws are wanted. Fills one entry of `drawn` per entry of `rows`,
+    /// in the same order; `drawn` is empty on entry.
+    fn round(&mut self, rows: &[LaneRows<'_>], drawn: &mut Vec<LaneDrawn>) -> Result<(), EngineError>;
+}
+
+/// A lane as its engine names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LaneId(pub u64);
+
+/// What one lane feeds in a round.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneRows<'a> {
+    /// The lane.
+    pub lane: LaneId,
+    /// Absolute position of the first of `tokens`: how many tokens the lane
+    /// already holds.
+    pub position: u32,
+    /// A piece of the prompt, or the token drawn last and drafts after it.
+    pub tokens: &'a [u32],
+    /// How many of the last of `tokens` are guesses that the round puts to the test.
+    pub drafts: u32,
+    /// How many trailing rows want a draw: 0 inside a prompt, else 1 and the
+    /// number of drafts. The draw after `tokens[i]` is keyed by position
+    /// `position + i + 1`.
+    pub draws: u32,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+}
+
+/// What one lane got back from a round.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LaneDrawn {
+    /// The reply tokens this round settled, in order: the accepted drafts and
+    /// then the first draw that was no draft. Empty when no draw was wanted.
+    /// All but the last are part of the lane's state; the last is fed next.
+    pub tokens: Vec<u32>,
+    /// How many drafts were accepted; the rest were taken back.
+    pub accepted: u32,
+}
+
+/// What an engine says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineFacts {
+    /// The engine's name for users, such as `CPU` or `HIP`.
+    pub name: String,
+    /// Requests that can run at the same time.
+    pub lanes: u32,
+    /// Tokens that one lane can hold, prompt and reply together.
+    pub positions: u32,
+    /// Rows that one lane may feed in a round.
+    pub rows: u32,
+    /// Ids below this may be fed and can be drawn.
+    pub vocabulary: u32,
+    /// Whether this engine counts drafts. Where it does not, draft counts are
+    /// reported as unknown, never as 0.
+    pub counts_drafts: bool,
+    /// Whether a drafter is loaded and used.
+    pub drafts: bool,
+}
+
+/// A failed engine call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message} ({status})")]
+pub struct EngineError {
+    /// What kind of failure it was.
+    pub status: Status,
+    /// The plugin's own words.
+    pub message: String,
+}
+
+impl EngineError {
+    /// An error of `status` with the plugin's words.
+    pub fn new(status: Status, message: impl Into<String>) -> Self {
+        EngineError { status, message: message.into() }
+    }
+
+    /// Whether the engine must not be called again.
+    pub fn is_fatal(&self) -> bool {
+        !matches!(
+            self.status,
+            Status::InvalidArgument
+                | Status::Unsupported
+                | Status::NotFound
+                | Status::Permission
+                | Status::OutOfMemory
+                | Status::Cancelled
+                | Status::Busy
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_refusals_of_one_request_leave_the_engine_usable() {
+        let fatal = |status| EngineError::new(status, "").is_fatal();
+        for status in [Status::InvalidArgument, Status::Unsupported, Status::OutOfMemory, Status::Busy] {
+            assert!(!fatal(status), "{status}");
+        }
+        for status in [Status::Timeout, Status::DeviceLost, Status::Panicked, Status::Internal] {
+            assert!(fatal(status), "{status}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_plugins_words_and_the_status() {
+        let error = EngineError::new(Status::DeviceLost, "the card fell off the bus");
+        assert_eq!(error.to_string(), "the card fell off the bus (device-lost)");
+    }
+}
