@@ -1,1 +1,4 @@
 //! tensorfold's CUDA backend.
+
+mod driver;
+mod ffi;

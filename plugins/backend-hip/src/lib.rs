@@ -1,1 +1,4 @@
 //! tensorfold's HIP backend.
+
+mod driver;
+mod ffi;

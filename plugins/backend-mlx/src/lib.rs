@@ -1,1 +1,3 @@
 //! tensorfold's MLX backend.
+
+mod library;
