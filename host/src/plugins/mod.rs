@@ -33,3 +33,7 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()>
     }
     written
 }
+pub mod hardware;
+pub mod image;
+#[cfg(test)]
+pub(crate) mod testing;
