@@ -14,12 +14,8 @@ use object::read::elf::{FileHeader, NoteIterator, ProgramHeader as _, SectionHea
 use object::read::{ReadCache, ReadCacheOps, ReadRef};
 use serde::{Deserialize, Serialize};
 
-/// The section that holds the manifest.
-pub const MANIFEST_SECTION: &str = ".tensorfold.manifest";
-/// The dynamic symbol that holds the same bytes.
-pub const MANIFEST_SYMBOL: &str = "TENSORFOLD_PLUGIN_MANIFEST";
-/// The dynamic symbol of the descriptor.
-pub const DESCRIPTOR_SYMBOL: &str = "tensorfold_plugin_v1";
+pub use tensorfold_plugin_api::abi::{DESCRIPTOR_SYMBOL, MANIFEST_SECTION, MANIFEST_SYMBOL};
+
 /// Largest manifest, in bytes.
 pub const MANIFEST_MAX: u64 = 64 << 10;
 

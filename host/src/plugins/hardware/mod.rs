@@ -300,8 +300,8 @@ pub(crate) mod tests {
     fn an_integrated_amd_gpu_gets_arch_and_render_node_from_the_topology() {
         let machine = Machine::new();
         machine
-            .pci("0000:c5:00.0", 0x1002, 0x1586, 0x0380_00)
-            .pci("0000:00:14.0", 0x8086, 0x1234, 0x0c03_30)
+            .pci("0000:c5:00.0", 0x1002, 0x1586, 0x03_8000)
+            .pci("0000:00:14.0", 0x8086, 0x1234, 0x0c_0330)
             .write("sys/class/kfd/kfd/topology/nodes/0/properties", "cpu_cores_count 32\nsimd_count 0\n")
             .kfd(1, 0xc500, 110_501)
             .write("sys/bus/pci/devices/0000:c5:00.0/mem_info_vram_total", "536870912\n");
@@ -319,10 +319,10 @@ pub(crate) mod tests {
     fn processing_accelerators_count_and_other_classes_do_not() {
         let machine = Machine::new();
         machine
-            .pci("0000:03:00.0", 0x1002, 0x74a1, 0x1200_00)
-            .pci("0000:04:00.0", 0x10de, 0x2330, 0x0302_00)
-            .pci("0000:04:00.1", 0x10de, 0x22a3, 0x0403_00)
-            .pci("0000:00:02.0", 0x8086, 0x9a49, 0x0300_00)
+            .pci("0000:03:00.0", 0x1002, 0x74a1, 0x12_0000)
+            .pci("0000:04:00.0", 0x10de, 0x2330, 0x03_0200)
+            .pci("0000:04:00.1", 0x10de, 0x22a3, 0x04_0300)
+            .pci("0000:00:02.0", 0x8086, 0x9a49, 0x03_0000)
             .kfd(1, 0x0300, 90_402);
         let hardware = machine.hardware();
         let found: Vec<_> = hardware.devices.iter().map(|device| (device.vendor, device.placement)).collect();
@@ -341,7 +341,7 @@ pub(crate) mod tests {
     #[test]
     fn an_amd_card_without_its_driver_is_of_unknown_placement() {
         let machine = Machine::new();
-        machine.pci("0000:03:00.0", 0x1002, 0x744c, 0x0300_00);
+        machine.pci("0000:03:00.0", 0x1002, 0x744c, 0x03_0000);
         assert_eq!(machine.hardware().devices[0].placement, Placement::Unknown);
     }
 
