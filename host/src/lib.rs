@@ -1,3 +1,5 @@
 //! The tensorfold host.
+
+pub mod checkpoint;
 pub mod engine;
 pub mod plugins;

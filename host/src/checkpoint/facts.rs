@@ -1,0 +1,121 @@
+//! What can be said of a checkpoint without touching its weights.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::config::Config;
+use super::element::ElementType;
+use super::error::CheckpointError;
+use super::folder::Folder;
+use super::quantization::{Declared, Packing, QuantizationTable};
+use super::shards::Shards;
+use super::{describe, families};
+
+/// Facts of a checkpoint, from `config.json` and the headers of its files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// The model's name, as [`super::Checkpoint::name`].
+    pub name: String,
+    /// The folder.
+    pub directory: PathBuf,
+    /// `model_type`: the family as manifests spell it, where it is supported.
+    pub family: String,
+    /// Whether a model of this family can be opened by this build.
+    pub supported: bool,
+    /// Formats of the matrices, spelt as in manifests, sorted.
+    pub formats: Vec<String>,
+    /// Formats of the multi-token prediction head; empty where there is none.
+    pub mtp_formats: Vec<String>,
+    /// Whether the files hold a multi-token prediction head.
+    pub mtp: bool,
+    /// Positions that the model was made for, where `config.json` says so.
+    pub context_window: Option<u32>,
+    /// Parameters, the prediction head's included.
+    pub parameters: u64,
+    /// Bytes of all weight files.
+    pub weight_bytes: u64,
+}
+
+/// Reads the facts of the checkpoint in a folder. For a family that this build
+/// does not support they are what headers alone can tell.
+///
+/// # Errors
+/// When `config.json` or the headers cannot be read, or contradict each other.
+pub fn read_facts(path: &Path) -> Result<Facts, CheckpointError> {
+    let folder = Folder::open(path)?;
+    let config = Config::read(&folder)?;
+    let model_type = config.model_type()?.to_owned();
+    let family = families::lookup(&model_type);
+    let shards = Shards::open(&folder)?;
+    let mut facts = Facts {
+        name: folder.name(),
+        directory: path.into(),
+        family: family.map_or(model_type, |family| family.name.into()),
+        supported: family.is_some() && families::find(&config).is_ok(),
+        formats: Vec::new(),
+        mtp_formats: Vec::new(),
+        mtp: false,
+        context_window: config.context_window()?,
+        parameters: 0,
+        weight_bytes: shards.bytes(),
+    };
+    match family.filter(|_| facts.supported) {
+        Some(family) => {
+            let (spec, tensors) = describe(&folder, &config, family, &shards, None)?;
+            facts.parameters = tensors.iter().map(|tensor| tensor.parameters()).sum();
+            facts.formats = spec.formats;
+            facts.mtp = spec.mtp.is_some();
+            facts.mtp_formats = spec.mtp.map(|mtp| mtp.formats).unwrap_or_default();
+        }
+        None => from_headers(&mut facts, &config, &shards),
+    }
+    Ok(facts)
+}
+
+/// Formats and counts from shapes alone.
+fn from_headers(facts: &mut Facts, config: &Config, shards: &Shards) {
+    let table = QuantizationTable::read(config).unwrap_or_default();
+    let (mut formats, mut mtp_formats) = (BTreeSet::new(), BTreeSet::new());
+    for (index, file) in shards.files.iter().enumerate() {
+        let scales = |module: &str| {
+            let name = format!("{module}.scales");
+            file.tensors.iter().find(|tensor| tensor.name == name)
+        };
+        for tensor in &file.tensors {
+            let in_mtp = index >= shards.first_side_file || tensor.name.contains("mtp.");
+            facts.mtp |= in_mtp;
+            let elements: u64 = tensor.shape.iter().fold(1, |product, &axis| product.saturating_mul(axis));
+            let module = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
+            let element = ElementType::from_safetensors(tensor.dtype);
+            let format = match (element, scales(module)) {
+                _ if tensor.name.ends_with(".scales") || tensor.name.ends_with(".biases") => continue,
+                (Some(ElementType::U32), Some(_)) => {
+                    let declared = match table.module(module) {
+                        Some(Declared::Packed(packing)) => Some(packing),
+                        _ => table.global(),
+                    };
+                    let bits = declared.map_or(32, |packing| u64::from(packing.bits));
+                    facts.parameters = facts.parameters.saturating_add(elements.saturating_mul(32) / bits);
+                    declared.map_or_else(|| "u32".into(), Packing::format)
+                }
+                (element, _) => {
+                    facts.parameters = facts.parameters.saturating_add(elements);
+                    if tensor.shape.len() < 2 {
+                        continue;
+                    }
+                    match element {
+                        Some(element) => element.format().into(),
+                        None => format!("{:?}", tensor.dtype).to_ascii_lowercase(),
+                    }
+                }
+            };
+            if in_mtp {
+                mtp_formats.insert(format)
+            } else {
+                formats.insert(format)
+            };
+        }
+    }
+    facts.formats = formats.into_iter().collect();
+    facts.mtp_formats = mtp_formats.into_iter().collect();
+}
