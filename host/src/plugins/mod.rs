@@ -35,5 +35,8 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()>
 }
 pub mod hardware;
 pub mod image;
+pub mod memory_map;
+pub mod open;
+pub mod search;
 #[cfg(test)]
 pub(crate) mod testing;
