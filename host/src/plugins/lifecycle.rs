@@ -7,196 +7,36 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-/// Where a plugin stands. Plugin code may have run only from [`State::Opened`] on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum State {
-    /// A sidecar or a named library was seen.
-    Discovered,
-    /// Its manifest was read and is valid.
-    ManifestRead,
-    /// Everything decidable without its code speaks for it.
-    Admitted,
-    /// Something decidable without its code speaks against it.
-    Refused,
-    /// Mapped for execution; its constructors have run.
-    Opened,
-    /// Its descriptor agrees with its manifest.
-    CrossChecked,
-    /// Its interfaces are there and their layouts agree.
-    Verified,
-    /// `init` returned.
-    Initialised,
-    /// A device is open.
-    DeviceOpen,
-    /// A model is loaded.
-    EngineOpen,
-    /// It answers requests.
-    Serving,
-    /// It finishes what it has and takes no more.
-    Draining,
-    /// `shutdown` returned. The library stays mapped.
-    ShutDown,
-    /// It crashed or hung before and is not tried again until something about it changes.
-    Quarantined,
-}
+pub use tensorfold_plugin_api::vocabulary::{Code, State};
 
-impl State {
-    /// The name used in documents and messages.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Discovered => "discovered",
-            Self::ManifestRead => "manifest-read",
-            Self::Admitted => "admitted",
-            Self::Refused => "refused",
-            Self::Opened => "opened",
-            Self::CrossChecked => "cross-checked",
-            Self::Verified => "verified",
-            Self::Initialised => "initialised",
-            Self::DeviceOpen => "device-open",
-            Self::EngineOpen => "engine-open",
-            Self::Serving => "serving",
-            Self::Draining => "draining",
-            Self::ShutDown => "shut-down",
-            Self::Quarantined => "quarantined",
-        }
-    }
-
-    /// The states that may follow this one.
-    pub fn next(self) -> &'static [Self] {
-        use State::*;
-        match self {
-            Discovered => &[ManifestRead],
-            ManifestRead => &[Admitted, Refused, Quarantined],
-            Admitted => &[Opened, Refused, Quarantined],
-            Refused | ShutDown => &[],
-            Opened => &[CrossChecked],
-            CrossChecked => &[Verified],
-            Verified => &[Initialised],
-            Initialised => &[DeviceOpen, ShutDown],
-            DeviceOpen => &[EngineOpen, ShutDown],
-            EngineOpen => &[Serving, Draining, ShutDown],
-            Serving => &[Draining],
-            Draining => &[ShutDown],
-            Quarantined => &[Admitted],
-        }
-    }
-
-    /// Whether code of the plugin may have run in this state.
-    pub fn plugin_code_ran(self) -> bool {
-        !matches!(
-            self,
-            Self::Discovered | Self::ManifestRead | Self::Admitted | Self::Refused | Self::Quarantined
-        )
+/// The states that may follow `state`.
+pub fn successors(state: State) -> &'static [State] {
+    use State::*;
+    match state {
+        Discovered => &[ManifestRead],
+        ManifestRead => &[Admitted, Refused, Quarantined],
+        Admitted => &[Opened, Refused, Quarantined],
+        Refused | ShutDown => &[],
+        Opened => &[CrossChecked],
+        CrossChecked => &[Verified],
+        Verified => &[Initialised, ShutDown],
+        Initialised => &[DeviceOpen, ShutDown],
+        DeviceOpen => &[EngineOpen, ShutDown],
+        EngineOpen => &[Serving, Draining, ShutDown],
+        Serving => &[Draining],
+        Draining => &[ShutDown],
+        Quarantined => &[Admitted],
     }
 }
 
-impl fmt::Display for State {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.as_str())
-    }
-}
-
-/// Declares [`Code`] with the name of each code and the state a plugin is in when it can occur.
-macro_rules! codes {
-    ($($variant:ident = $name:literal, $state:ident, $text:literal;)*) => {
-        /// What went wrong, as a stable name for documents and tests.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum Code {
-            $(#[doc = $text] $variant,)*
-        }
-
-        impl Code {
-            /// Every code, in the order of the life cycle.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The name used in documents and messages.
-            pub fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-
-            /// The state that could not be reached (or, for findings about places, the one that was kept).
-            pub fn state(self) -> State {
-                match self { $(Self::$variant => State::$state,)* }
-            }
-        }
-    };
-}
-
-codes! {
-    UnsafePath = "unsafe-path", Discovered, "Somebody else could change the file or a folder above it.";
-    Masked = "masked", Discovered, "An empty file of the same name in a higher place hides it.";
-    Shadowed = "shadowed", Discovered, "A plugin of the same id and variant in a higher place wins.";
-    Disabled = "disabled", Discovered, "A variable or a configuration file switched it off.";
-    Duplicate = "duplicate", Discovered, "The same id and variant twice within one rank.";
-    Unreadable = "unreadable", Discovered, "The file cannot be read.";
-    ManifestSyntax = "manifest-syntax", ManifestRead, "The manifest is not valid TOML.";
-    ManifestTooNew = "manifest-too-new", ManifestRead, "The manifest's format is newer than this host.";
-    ManifestField = "manifest-field", ManifestRead, "A key of the manifest has a value that is not allowed.";
-    RequiresUnknown = "requires-unknown", ManifestRead, "The manifest requires something this host lacks.";
-    LibraryMissing = "library-missing", Refused, "The manifest is there and its library is not.";
-    NotAPlugin = "not-a-plugin", Refused, "The library holds no manifest or no descriptor.";
-    WrongArch = "wrong-arch", Refused, "Built for another processor or operating system.";
-    LibcTooOld = "libc-too-old", Refused, "Needs a newer C library.";
-    CpuFeature = "cpu-feature", Refused, "Needs a processor feature that is not usable here.";
-    ExecutableStack = "executable-stack", Refused, "Asks for an executable stack.";
-    TextRelocations = "text-relocations", Refused, "Needs its code patched at load time.";
-    StaticTls = "static-tls", Refused, "Uses static thread-local storage, of which there is little.";
-    AbiMismatch = "abi-mismatch", Refused, "Built for another version of the interface.";
-    HostRange = "host-range", Refused, "Not tested with this release of the host.";
-    PinMismatch = "pin-mismatch", Refused, "Its bytes differ from the pinned ones.";
-    Signature = "signature", Refused, "Its signature is missing or wrong.";
-    NoDevice = "no-device", Refused, "No device it can use is in this machine.";
-    DevicePermission = "device-permission", Refused, "A device node cannot be opened by this user.";
-    DriverTooOld = "driver-too-old", Refused, "The driver is older than the plugin's floor.";
-    NeedsLibrary = "needs-library", Refused, "A library it is linked with cannot be found.";
-    BackendUnknown = "backend-unknown", Refused, "No plugin answers to the name.";
-    BackendAmbiguous = "backend-ambiguous", Refused, "Two plugins answer to the name.";
-    DrafterUnsupported = "drafter-unsupported", Refused, "It runs no such drafter.";
-    FlagUnsupported = "flag-unsupported", Refused, "It does not serve the option.";
-    WorldUnsupported = "world-unsupported", Refused, "It does not run on so many ranks.";
-    FamilyUnsupported = "family-unsupported", Refused, "It does not run the model's family.";
-    FormatUnsupported = "format-unsupported", Refused, "It does not read the checkpoint's weight format.";
-    KvUnsupported = "kv-unsupported", Refused, "It has no such cache type.";
-    DlopenFailed = "dlopen-failed", Opened, "The dynamic linker refused it.";
-    FileChanged = "file-changed", Opened, "The mapped file is not the one that was checked.";
-    BadMagic = "bad-magic", CrossChecked, "The descriptor does not begin as one.";
-    ManifestMismatch = "manifest-mismatch", CrossChecked, "Two statements of the manifest differ.";
-    DescriptorMismatch = "descriptor-mismatch", CrossChecked, "Descriptor and manifest do not belong together.";
-    LayoutMismatch = "layout-mismatch", Verified, "A table's layout is not the host's.";
-    InterfaceMissing = "interface-missing", Verified, "A declared interface is not offered.";
-    InitFailed = "init-failed", Initialised, "`init` returned an error.";
-    InitTimeout = "init-timeout", Initialised, "`init` did not return in time.";
-    RuntimeMissing = "runtime-missing", Initialised, "A run-time library cannot be opened.";
-    RuntimeMixed = "runtime-mixed", Initialised, "Two majors of one run-time library are in the process.";
-    StubDriver = "stub-driver", Initialised, "A toolkit's stub was found in place of the driver.";
-    Crashed = "crashed", Initialised, "The probe ended by a signal or without an answer.";
-    DeviceGone = "device-gone", DeviceOpen, "The device is not there any more.";
-    DeviceBusy = "device-busy", DeviceOpen, "Somebody else has the device.";
-    ArchUnsupported = "arch-unsupported", DeviceOpen, "The plugin has no code for the device.";
-    OutOfMemory = "out-of-memory", DeviceOpen, "The device has too little free memory.";
-    Checkpoint = "checkpoint", EngineOpen, "The checkpoint cannot be used.";
-    MemoryPlan = "memory-plan", EngineOpen, "The model does not fit.";
-    CapabilityLied = "capability-lied", EngineOpen, "Declared in the manifest and refused now.";
-    EngineFailed = "engine-failed", Serving, "The engine failed.";
-    Watchdog = "watchdog", Serving, "The engine did not answer in time.";
-    DrainTimeout = "drain-timeout", Draining, "Requests were left when time was up.";
-    ShutdownFailed = "shutdown-failed", ShutDown, "`shutdown` returned an error.";
-    Quarantined = "quarantined", Quarantined, "It crashed or hung before.";
-}
-
-impl fmt::Display for Code {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.as_str())
-    }
-}
-
-impl Serialize for Code {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
+/// Whether code of a plugin in this state may have run.
+pub fn plugin_code_ran(state: State) -> bool {
+    !matches!(
+        state,
+        State::Discovered | State::ManifestRead | State::Admitted | State::Refused | State::Quarantined
+    )
 }
 
 /// How much a finding matters.
@@ -428,7 +268,7 @@ impl Lifecycle {
     /// # Errors
     /// [`WrongTransition`] when `to` does not follow the present state, which is then kept.
     pub fn advance(&mut self, to: State) -> Result<(), WrongTransition> {
-        if !self.state.next().contains(&to) {
+        if !successors(self.state).contains(&to) {
             return Err(WrongTransition { from: self.state, to });
         }
         self.state = to;
@@ -505,27 +345,17 @@ mod tests {
 
     #[test]
     fn nothing_leaves_refused_and_code_runs_only_after_opened() {
-        assert!(State::Refused.next().is_empty());
+        assert!(successors(State::Refused).is_empty());
         let before_opened = [State::Discovered, State::ManifestRead, State::Admitted, State::Refused];
-        assert!(before_opened.iter().all(|state| !state.plugin_code_ran()));
-        assert!(State::Opened.plugin_code_ran());
-        assert!(State::ShutDown.plugin_code_ran());
-    }
-
-    #[test]
-    fn codes_have_distinct_names() {
-        let mut names: Vec<_> = Code::ALL.iter().map(|code| code.as_str()).collect();
-        names.sort_unstable();
-        let count = names.len();
-        names.dedup();
-        assert_eq!(names.len(), count);
-        assert!(names.iter().all(|name| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-')));
+        assert!(before_opened.iter().all(|state| !plugin_code_ran(*state)));
+        assert!(plugin_code_ran(State::Opened));
+        assert!(plugin_code_ran(State::ShutDown));
     }
 
     #[test]
     fn the_first_error_is_the_reason() {
         let mut life = Lifecycle::new();
-        life.record(Finding::warning(Code::StaticTls, "w"));
+        life.record(Finding::warning(Code::NeedsLibrary, "w"));
         life.record(Finding::error(Code::NoDevice, "first"));
         life.record(Finding::error(Code::DriverTooOld, "second"));
         assert_eq!(life.error().unwrap().what, "first");

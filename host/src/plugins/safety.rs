@@ -157,8 +157,8 @@ impl Checker {
     /// Checks a file that must be a regular one, its folder, and every folder above, through every link.
     ///
     /// # Errors
-    /// A finding `unsafe-path` that names the first failing component with its mode and owner, or `unreadable` when
-    /// a component cannot be looked at.
+    /// A finding `unsafe-path` that names the first failing component with its mode and owner, or the one that cannot
+    /// be looked at.
     pub fn check_file(&self, path: &Path) -> Result<Checked, Box<Finding>> {
         self.check(path, true)
     }
@@ -308,7 +308,7 @@ fn push_reversed(pending: &mut Vec<OsString>, path: &Path) {
 }
 
 fn unreadable(path: &Path, reason: &str) -> Box<Finding> {
-    Box::new(Finding::error(Code::Unreadable, format!("cannot be looked at: {reason}")).at(path))
+    Box::new(Finding::error(Code::UnsafePath, format!("cannot be looked at: {reason}")).at(path))
 }
 
 /// Whether a file name is one plain component: no separator, no `..`, no NUL.
@@ -433,10 +433,10 @@ mod tests {
         let looped = folder.path().join("loop");
         symlink("loop", &looped).unwrap();
         assert!(checker().check_file(&looped).unwrap_err().what.contains("too many links"));
-        assert_eq!(checker().check_file(&folder.path().join("none")).unwrap_err().code, Code::Unreadable);
+        assert_eq!(checker().check_file(&folder.path().join("none")).unwrap_err().code, Code::UnsafePath);
         assert_eq!(checker().check_file(folder.path()).unwrap_err().what, "not a regular file");
         assert_eq!(checker().check_file(Path::new("/dev/null")).unwrap_err().what, "not a regular file");
-        assert_eq!(checker().check_file(Path::new("relative")).unwrap_err().code, Code::Unreadable);
+        assert_eq!(checker().check_file(Path::new("relative")).unwrap_err().code, Code::UnsafePath);
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub enum State {
     ManifestRead,
     /// Everything that needs no code of the plugin was found right.
     Admitted,
+    /// Something that needs no code of the plugin speaks against it.
+    Refused,
     /// The library was opened; its constructors have run.
     Opened,
     /// The descriptor was compared with the manifest.
@@ -44,6 +46,7 @@ impl State {
             State::Discovered => "discovered",
             State::ManifestRead => "manifest-read",
             State::Admitted => "admitted",
+            State::Refused => "refused",
             State::Opened => "opened",
             State::CrossChecked => "cross-checked",
             State::Verified => "verified",
