@@ -1,9 +1,23 @@
 //! The contract between tensorfold and its backend plugins.
+//!
+//! A plugin is a shared library with a capability manifest. The host reads the manifest from the
+//! file, without loading it, and decides from it; only then does it open the library and talk to
+//! it through the tables of [`abi`].
+//!
+//! * Vendors who write in Rust start at [`plugin`]; in C, C++ or Zig at
+//!   `include/tensorfold_plugin.h`.
+//! * The host's own half of the border is [`host`].
 
 pub mod abi;
+pub mod attest;
+pub mod device;
+mod error;
+pub mod host;
 pub mod manifest;
 pub mod model_spec;
+pub mod plugin;
 #[cfg(all(unix, feature = "runtime-library"))]
 pub mod runtime_library;
 pub mod sampling;
 pub mod vocabulary;
+pub use error::PluginError;

@@ -277,7 +277,10 @@ impl ModelSpec {
         {
             return fail("the norm epsilon must be positive and the norm offset finite".into());
         }
-        if !(self.rope.theta.is_finite() && self.rope.theta > 0.0) || self.rope.rotary_dimensions % 2 != 0 {
+        if !(self.rope.theta.is_finite()
+            && self.rope.theta > 0.0
+            && self.rope.rotary_dimensions.is_multiple_of(2))
+        {
             return fail("rotary dimensions must be even and theta positive".into());
         }
         let heads = self.layers.iter().chain(self.mtp.iter().flat_map(|mtp| &mtp.layers));
@@ -286,7 +289,7 @@ impl ModelSpec {
                 MixerSpec::Attention(a) => {
                     if a.heads == 0
                         || a.key_value_heads == 0
-                        || a.heads % a.key_value_heads != 0
+                        || !a.heads.is_multiple_of(a.key_value_heads)
                         || a.head_size == 0
                     {
                         return fail(format!(
@@ -302,7 +305,7 @@ impl ModelSpec {
                     }
                 }
                 MixerSpec::GatedDelta(d) => {
-                    if d.key_heads == 0 || d.value_heads == 0 || d.value_heads % d.key_heads != 0 {
+                    if d.key_heads == 0 || d.value_heads == 0 || !d.value_heads.is_multiple_of(d.key_heads) {
                         return fail(format!(
                             "layer {index}: {} value heads over {} key heads",
                             d.value_heads, d.key_heads

@@ -1,0 +1,18 @@
+//! The host's side of the border: safe calls into a loaded plugin.
+//!
+//! A [`PluginClient`] wraps the tables of one plugin. Everything that comes back is checked
+//! before it is believed: null functions, sizes, counts and token ids. Nothing here decides
+//! whether a plugin may be used, and nothing here opens a library.
+
+mod client;
+mod engine;
+mod services;
+#[cfg(test)]
+mod tests;
+
+pub use client::{DeviceClient, InitOptions, InterfaceError, PluginClient};
+pub use engine::{
+    EngineClient, EngineSetup, LaneOutcome, LaneRequest, ModelSource, ModelTensor, MonitorClient,
+    RoundOutcome,
+};
+pub use services::{CancelHandle, HostServices, LogRecord};
