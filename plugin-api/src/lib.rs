@@ -20,4 +20,5 @@ pub mod plugin;
 pub mod runtime_library;
 pub mod sampling;
 pub mod vocabulary;
+
 pub use error::PluginError;

@@ -16,6 +16,7 @@
 //! mixes drafts and prompt rows of one lane in a round.
 
 use super::TfStr;
+use crate::sampling::Sampling;
 
 /// No drafts.
 pub const TF_DRAFT_NONE: u32 = 0;
@@ -41,6 +42,20 @@ pub struct TfSampling {
     pub top_k: u32,
     /// Zero.
     pub reserved: u32,
+}
+
+impl From<TfSampling> for Sampling {
+    fn from(raw: TfSampling) -> Sampling {
+        let TfSampling { seed, temperature, top_p, min_p, top_k, reserved: _ } = raw;
+        Sampling { temperature, top_p, top_k, min_p, seed }
+    }
+}
+
+impl From<Sampling> for TfSampling {
+    fn from(sampling: Sampling) -> TfSampling {
+        let Sampling { temperature, top_p, top_k, min_p, seed } = sampling;
+        TfSampling { seed, temperature, top_p, min_p, top_k, reserved: 0 }
+    }
 }
 
 /// What one lane does in a round.

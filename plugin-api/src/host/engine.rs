@@ -12,7 +12,8 @@ use crate::abi::{
     TfModel, TfProgress, TfRound, TfRoundResult, TfSnapshot, TfStr, TfTensor,
 };
 use crate::model_spec::ModelSpec;
-use crate::plugin::{DraftKind, Dtype, EngineInfo, NextDrafts, Packed, Sampling};
+use crate::plugin::{DraftKind, Dtype, EngineInfo, NextDrafts, Packed};
+use crate::sampling::Sampling;
 
 /// One tensor of a [`ModelSource`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -551,7 +552,7 @@ fn raw_input(lane: &LaneRequest<'_>, cancel: u64) -> TfLaneInput {
         next_draft_kind: lane.next_drafts.kind.code(),
         next_draft_count: lane.next_drafts.count as u32,
         next_draft_confidence: lane.next_drafts.confidence,
-        sampling: lane.sampling,
+        sampling: lane.sampling.into(),
         allowed: lane.allowed.map_or(std::ptr::null(), |(words, _)| words.as_ptr()),
         mask_words: lane.allowed.map_or(0, |(_, per_row)| per_row as u64),
         cancel,

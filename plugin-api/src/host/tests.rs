@@ -15,7 +15,7 @@ use crate::model_spec::{
 };
 use crate::plugin::__private::{Exported, Runtime, backend_table, engine_table, interface};
 use crate::plugin::tests::{Successor, VOCABULARY, test_plugin};
-use crate::plugin::{Backend, Device, Dtype, Init, NextDrafts, PluginError, Sampling};
+use crate::plugin::{Backend, Device, Dtype, Init, NextDrafts, PluginError};
 
 /// Each test needs statics of its own, so each names its own type of backend.
 macro_rules! own_plugin {
@@ -156,7 +156,7 @@ fn lane(lane: u64, position: u64, tokens: &[u32], drafts: usize, outputs: usize)
         tokens,
         draft_count: drafts,
         output_count: outputs,
-        sampling: Sampling { seed: 0, temperature: 0.0, top_p: 1.0, min_p: 0.0, top_k: 0, reserved: 0 },
+        sampling: crate::sampling::Sampling { seed: 0, temperature: 0.0, top_p: 1.0, min_p: 0.0, top_k: 0 },
         allowed: None,
         logprobs: None,
         next_drafts: NextDrafts::default(),

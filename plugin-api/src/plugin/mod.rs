@@ -45,7 +45,7 @@ pub(crate) mod tests;
 
 pub use crate::abi::{
     Status, TfEngineMemory as EngineMemory, TfEngineStats as EngineStats, TfLogprob as Logprob,
-    TfMemoryPlan as MemoryPlan, TfSampling as Sampling, TfSnapshot as Snapshot,
+    TfMemoryPlan as MemoryPlan, TfSnapshot as Snapshot,
 };
 use crate::device::{DeviceFit, DeviceIdentity, DeviceInfo};
 pub use crate::error::PluginError;

@@ -1,11 +1,12 @@
 //! A round, as a plugin sees it.
 
 use super::host::{CancelToken, Host};
-use super::{Logprob, PluginError, Sampling};
+use super::{Logprob, PluginError};
 use crate::abi::{
     TF_DRAFT_BLOCK, TF_DRAFT_MTP, TF_DRAFT_NONE, TF_STATUS_CANCELLED, TF_STATUS_OK, TF_UNKNOWN, TfLaneInput,
     TfLaneResult, TfRound, TfRoundResult,
 };
+use crate::sampling::Sampling;
 
 /// Who makes drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -202,7 +203,7 @@ unsafe fn input<'a>(raw: &'a TfLaneInput, host: Host) -> Result<LaneInput<'a>, P
         tokens: unsafe { crate::abi::slice(raw.tokens, raw.token_count.into()) },
         draft_count: raw.draft_count as usize,
         output_count: raw.output_count as usize,
-        sampling: raw.sampling,
+        sampling: raw.sampling.into(),
         allowed,
         logprobs: (raw.logprobs_wanted != 0).then_some(raw.logprob_count as usize),
         next_drafts: NextDrafts {
