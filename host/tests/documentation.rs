@@ -1,0 +1,21 @@
+//! Reference pages of the book against the tables they describe.
+
+use std::path::Path;
+
+use tensorfold::plugins::lifecycle::Code;
+
+fn page(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn every_code_of_the_life_cycle_is_in_the_reference_with_its_state() {
+    let page = page("reference/exit-codes.md");
+    for code in Code::ALL {
+        let row = format!("| `{code}` | {} |", code.state());
+        assert!(page.contains(&row), "docs/src/reference/exit-codes.md lacks the row {row}");
+    }
+    let rows = page.lines().filter(|line| line.starts_with("| `")).count();
+    assert_eq!(rows, Code::ALL.len(), "docs/src/reference/exit-codes.md has codes that do not exist");
+}
