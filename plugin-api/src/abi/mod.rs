@@ -30,6 +30,7 @@ mod backend;
 mod descriptor;
 mod engine;
 mod host;
+pub mod layout;
 mod round;
 pub mod status;
 mod value;
