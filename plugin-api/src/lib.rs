@@ -22,3 +22,9 @@ pub mod sampling;
 pub mod vocabulary;
 
 pub use error::PluginError;
+
+// The code of the vendor guide compiles, or the tests fail.
+#[cfg(all(doctest, unix, feature = "runtime-library"))]
+#[doc = include_str!("../../docs/src/vendor/rust.md")]
+#[doc = include_str!("../../docs/src/vendor/manifest.md")]
+struct VendorGuide;
