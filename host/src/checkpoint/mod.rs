@@ -1,6 +1,6 @@
 //! Checkpoints: from a folder of files to facts and mapped tensors.
 //!
-//! [`resolve`] finds the folder that a MODEL argument names. [`read_facts`]
+//! [`resolve()`] finds the folder that a MODEL argument names. [`read_facts`]
 //! reads what a decision about a model needs, from metadata alone.
 //! [`Checkpoint::open`] makes the normalised description that a plugin gets
 //! and maps the weights.

@@ -86,10 +86,10 @@ pub unsafe fn slice<'a, T>(data: *const T, length: u64) -> &'a [T] {
     unsafe { std::slice::from_raw_parts(data, length as usize) }
 }
 
-/// As [`slice`], writable.
+/// As [`slice()`], writable.
 ///
 /// # Safety
-/// As for [`slice`], and nothing else may access the items during `'a`.
+/// As for [`slice()`], and nothing else may access the items during `'a`.
 pub unsafe fn slice_mut<'a, T>(data: *mut T, length: u64) -> &'a mut [T] {
     if data.is_null() || length == 0 {
         return &mut [];
