@@ -15,6 +15,7 @@ mod error;
 pub mod host;
 pub mod manifest;
 pub mod model_spec;
+pub mod negotiation;
 pub mod plugin;
 #[cfg(all(unix, feature = "runtime-library"))]
 pub mod runtime_library;
