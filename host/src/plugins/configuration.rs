@@ -5,16 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-use serde::de::{MapAccess, SeqAccess, Visitor};
-
+use super::configuration_file::{RawFile, RawPolicy, parse};
 use super::environment::Environment;
-use super::lifecycle::{Finding, one_line, show_path};
-use super::safety::{Checker, is_bare_file_name};
+use super::lifecycle::{Finding, show_path};
+use super::safety::Checker;
 
 /// Largest configuration file that is read, in bytes.
 const FILE_MAX: u64 = 1 << 20;
@@ -149,8 +146,8 @@ pub fn read(
         merge_optional(&mut configuration, &path, Layer::User, replaced, checker)?;
     }
     if let Some(path) = explicit {
-        let text = read_checked(&path, checker)?;
-        merge(&mut configuration, &path, Layer::Explicit, parse(&path, &text)?, false, checker);
+        let file = parse_checked(&path, checker)?;
+        merge(&mut configuration, &path, Layer::Explicit, file, false, checker);
     } else if let Some(workspace) = environment.workspace() {
         let path = workspace.join("plugins.toml");
         merge_optional(&mut configuration, &path, Layer::Workspace, false, checker)?;
@@ -245,10 +242,18 @@ fn merge_optional(
         Ok(metadata) if !metadata.is_dir() && metadata.len() == 0 => return Ok(()),
         _ => {}
     }
-    let text = read_checked(path, checker)?;
-    let file = parse(path, &text)?;
+    let file = parse_checked(path, checker)?;
     merge(configuration, path, layer, file, policy_only, checker);
     Ok(())
+}
+
+fn parse_checked(path: &Path, checker: &Checker) -> Result<RawFile, ConfigurationError> {
+    let text = read_checked(path, checker)?;
+    parse(&text).map_err(|error| ConfigurationError::Content {
+        path: path.to_path_buf(),
+        line: error.line,
+        what: error.what,
+    })
 }
 
 fn read_checked(path: &Path, checker: &Checker) -> Result<String, ConfigurationError> {
@@ -359,152 +364,6 @@ fn merge_policy(
             file: path.to_path_buf(),
             layer,
         }));
-    }
-}
-
-fn parse(path: &Path, text: &str) -> Result<RawFile, ConfigurationError> {
-    let content =
-        |line: usize, what: String| ConfigurationError::Content { path: path.to_path_buf(), line, what };
-    let file: RawFile = toml::from_str(text).map_err(|error| {
-        let line =
-            error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-        content(line, one_line(error.message()))
-    })?;
-    file.validate().map_err(|(key, what)| {
-        let line = text.lines().position(|line| line.contains(key.as_str())).map_or(1, |index| index + 1);
-        content(line, what)
-    })?;
-    Ok(file)
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct RawFile {
-    search: RawSearch,
-    plugin: RawPlugins,
-    policy: RawPolicy,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct RawSearch {
-    paths: Vec<PathBuf>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct RawPolicy {
-    require_lock: Option<bool>,
-    allow_unsafe_paths: Option<Vec<PathBuf>>,
-}
-
-/// `[[plugin]]` with `library` or `id` in each entry, or `[plugin."ID"]` tables.
-#[derive(Debug, Default)]
-struct RawPlugins(Vec<RawPlugin>);
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct RawPlugin {
-    library: Option<String>,
-    id: Option<String>,
-    enabled: Option<bool>,
-    options: BTreeMap<String, toml::Value>,
-    sha256: Option<String>,
-}
-
-impl<'de> Deserialize<'de> for RawPlugins {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = RawPlugins;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("[[plugin]] entries or [plugin.\"ID\"] tables")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<RawPlugins, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = sequence.next_element()? {
-                    entries.push(entry);
-                }
-                Ok(RawPlugins(entries))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawPlugins, A::Error> {
-                let mut entries = Vec::new();
-                while let Some((id, mut entry)) = map.next_entry::<String, RawPlugin>()? {
-                    if entry.id.is_some() || entry.library.is_some() {
-                        return Err(serde::de::Error::custom(format!(
-                            "[plugin.\"{id}\"] has its id in its name: `id` and `library` belong into [[plugin]]"
-                        )));
-                    }
-                    entry.id = Some(id);
-                    entries.push(entry);
-                }
-                Ok(RawPlugins(entries))
-            }
-        }
-        deserializer.deserialize_any(Entries)
-    }
-}
-
-impl RawFile {
-    /// The first value that is not allowed: the text to find its line by, and the sentence.
-    fn validate(&self) -> Result<(), (String, String)> {
-        for (key, paths) in [
-            ("paths", &self.search.paths),
-            ("allow_unsafe_paths", self.policy.allow_unsafe_paths.as_ref().unwrap_or(&Vec::new())),
-        ] {
-            if let Some(path) = paths.iter().find(|path| !path.is_absolute()) {
-                let shown = show_path(path);
-                return Err((shown.clone(), format!("{key}: wanted absolute folders, found `{shown}`")));
-            }
-        }
-        for entry in &self.plugin.0 {
-            if let Some(library) = &entry.library
-                && !is_bare_file_name(library)
-            {
-                return Err((
-                    library.clone(),
-                    format!(
-                        "library: wanted a bare file name, found `{}`; name folders in [search] paths",
-                        one_line(library)
-                    ),
-                ));
-            }
-            if entry.library.is_none() && entry.id.is_none() {
-                return Err((
-                    "[[plugin]]".into(),
-                    "[[plugin]]: wanted `library` or `id`, found neither".into(),
-                ));
-            }
-            if entry.id.is_none() && (!entry.options.is_empty() || entry.sha256.is_some()) {
-                return Err((
-                    "[[plugin]]".into(),
-                    "[[plugin]]: `options` and `sha256` need the plugin's `id` beside them".into(),
-                ));
-            }
-            if let Some(digest) = &entry.sha256
-                && !super::lock::is_digest(digest)
-            {
-                return Err((
-                    "sha256".into(),
-                    format!("sha256: wanted 64 lower-case hexadecimal digits, found `{}`", one_line(digest)),
-                ));
-            }
-            for (name, value) in &entry.options {
-                if matches!(value, toml::Value::Array(_) | toml::Value::Table(_) | toml::Value::Datetime(_)) {
-                    return Err((
-                        name.clone(),
-                        format!(
-                            "options.{name}: wanted a string, number or boolean, found {}",
-                            value.type_str()
-                        ),
-                    ));
-                }
-            }
-        }
-        Ok(())
     }
 }
 

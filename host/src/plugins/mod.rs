@@ -33,10 +33,14 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()>
     }
     written
 }
+mod configuration_file;
+pub mod discover;
+pub mod globs;
 pub mod hardware;
 pub mod image;
 pub mod memory_map;
 pub mod open;
+pub mod plugin;
 pub mod search;
 #[cfg(test)]
 pub(crate) mod testing;

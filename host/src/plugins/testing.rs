@@ -10,7 +10,11 @@ pub(crate) fn manifest_bytes(id: &str) -> Vec<u8> {
 
 /// As [`manifest_bytes`], as text.
 pub(crate) fn manifest_text(id: &str) -> String {
-    let backend = id.strip_prefix("backend-").unwrap_or(id);
+    // Names of backends have at least two letters.
+    let backend = match id.strip_prefix("backend-").unwrap_or(id) {
+        short if short.len() < 2 => format!("{short}{short}"),
+        long => long.to_owned(),
+    };
     format!(
         r#"manifest = 1
 
