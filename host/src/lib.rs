@@ -3,3 +3,4 @@
 pub mod checkpoint;
 pub mod engine;
 pub mod plugins;
+pub mod text;

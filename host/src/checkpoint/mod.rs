@@ -42,6 +42,7 @@ pub use self::generation::GenerationDefaults;
 pub use self::quantization::Packing;
 pub use self::resolve::{HubCache, ResolveError, Resolved, resolve, resolve_for_reading};
 pub use self::tensors::Tensor;
+pub(crate) use self::vocabulary::TOKENIZER_LIMIT;
 
 use self::config::Config;
 use self::families::Family;

@@ -12,7 +12,7 @@ use super::error::CheckpointError;
 use super::folder::Folder;
 
 /// Largest `tokenizer.json` that is read; the largest in use have some 35 MB.
-pub(super) const TOKENIZER_LIMIT: u64 = 512 << 20;
+pub(crate) const TOKENIZER_LIMIT: u64 = 512 << 20;
 
 /// Facts of a tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
