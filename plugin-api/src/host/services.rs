@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use super::ModelSource;
 use crate::abi::{
@@ -118,6 +118,12 @@ pub(super) struct HostTable {
     pub(super) context: &'static HostContext,
 }
 
+// SAFETY: the table is shared as its own `Sync` says, and the context is `Sync` by its fields.
+unsafe impl Send for HostTable {}
+
+/// Every table that was made, so that leak checkers can tell them from what was forgotten.
+static TABLES: Mutex<Vec<HostTable>> = Mutex::new(Vec::new());
+
 impl HostTable {
     pub(super) fn leak(services: Box<dyn HostServices>, configuration: &[(String, String)]) -> HostTable {
         let context: &'static HostContext = Box::leak(Box::new(HostContext {
@@ -138,7 +144,9 @@ impl HostTable {
             tensor_read: Some(tensor_read),
             get_interface: Some(get_interface),
         }));
-        HostTable { table, context }
+        let made = HostTable { table, context };
+        TABLES.lock().unwrap_or_else(PoisonError::into_inner).push(made);
+        made
     }
 }
 

@@ -41,9 +41,12 @@ pub(super) fn catch<T>(body: impl FnOnce() -> Result<T, PluginError>) -> Result<
     match outcome {
         Ok(result) => result,
         Err(payload) => {
-            // A payload may panic when it is dropped; nothing is lost by leaking it.
-            std::mem::forget(payload);
-            let text = LAST_PANIC.take().unwrap_or_else(|| "of unknown origin".into());
+            let text = LAST_PANIC.take();
+            // Some payloads panic when they are dropped; the first panic is the one to report.
+            if let Err(second) = catch_unwind(AssertUnwindSafe(move || drop(payload))) {
+                std::mem::forget(second);
+            }
+            let text = text.unwrap_or_else(|| "of unknown origin".into());
             Err(PluginError::new(Status::Panicked, format!("the plugin panicked {text}")))
         }
     }
