@@ -29,6 +29,7 @@
 //! }
 //! ```
 
+mod dlopen_note;
 mod export;
 mod guard;
 mod host;
@@ -55,6 +56,7 @@ pub use round::{AllowedTokens, DraftKind, LaneInput, LaneOutput, NextDrafts, Rou
 
 #[doc(hidden)]
 pub mod __private {
+    pub use super::dlopen_note::{DlopenNote, padded};
     pub use super::export::{backend_table, engine_table, fingerprint, interface};
     pub use super::runtime::{Exported, Runtime};
 }

@@ -30,6 +30,14 @@ tensorfold_plugin_api::export_plugin! {
     manifest: "../tensorfold_plugin.toml",
 }
 
+// The driver comes with the machine or the container, so packages only recommend it.
+tensorfold_plugin_api::dlopen_note! {
+    feature: "cuda",
+    description: "NVIDIA's driver",
+    priority: "recommended",
+    soname: ["libcuda.so.1"],
+}
+
 impl Backend for Cuda {
     const OFFERS_ENGINE: bool = false;
 

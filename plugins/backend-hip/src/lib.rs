@@ -33,6 +33,14 @@ tensorfold_plugin_api::export_plugin! {
     manifest: "../tensorfold_plugin.toml",
 }
 
+// The driver comes with the machine or the container, so packages only recommend it.
+tensorfold_plugin_api::dlopen_note! {
+    feature: "hip",
+    description: "AMD's HIP runtime",
+    priority: "recommended",
+    soname: ["libamdhip64.so.7", "libamdhip64.so.6"],
+}
+
 impl Backend for Hip {
     const OFFERS_ENGINE: bool = false;
 

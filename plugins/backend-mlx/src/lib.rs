@@ -27,6 +27,13 @@ tensorfold_plugin_api::export_plugin! {
     manifest: "../tensorfold_plugin.toml",
 }
 
+tensorfold_plugin_api::dlopen_note! {
+    feature: "mlx",
+    description: "Apple's MLX",
+    priority: "required",
+    soname: ["libmlx.so"],
+}
+
 impl Backend for Mlx {
     const OFFERS_ENGINE: bool = false;
 
