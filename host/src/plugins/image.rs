@@ -127,6 +127,8 @@ pub struct Image {
     pub manifest_symbol: bool,
     /// The descriptor symbol is exported.
     pub descriptor_symbol: bool,
+    /// Size of the descriptor symbol in bytes.
+    pub descriptor_bytes: u64,
     /// Every exported symbol, sorted.
     pub exports: Vec<String>,
     /// `DT_SONAME`.
@@ -276,6 +278,7 @@ fn read_tables<'data, R: ReadRef<'data>>(
         manifest: None,
         manifest_symbol: false,
         descriptor_symbol: false,
+        descriptor_bytes: 0,
         exports: Vec::new(),
         soname: None,
         needed: Vec::new(),
@@ -326,7 +329,10 @@ fn read_exports<'data, R: ReadRef<'data>>(
         }
         let name = symbol.name(endian, symbols.strings()).map_err(malformed("symbol name"))?;
         image.manifest_symbol |= name == MANIFEST_SYMBOL.as_bytes();
-        image.descriptor_symbol |= name == DESCRIPTOR_SYMBOL.as_bytes();
+        if name == DESCRIPTOR_SYMBOL.as_bytes() {
+            image.descriptor_symbol = true;
+            image.descriptor_bytes = symbol.st_size(endian);
+        }
         image.exports.push(text(name));
     }
     image.exports.sort_unstable();

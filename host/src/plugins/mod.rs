@@ -33,11 +33,14 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()>
     }
     written
 }
+pub mod attest;
 mod configuration_file;
+pub mod cross_check;
 pub mod discover;
 pub mod globs;
 pub mod hardware;
 pub mod image;
+pub mod log_bridge;
 pub mod memory_map;
 pub mod open;
 pub mod plugin;

@@ -32,6 +32,11 @@ impl Opened {
         self.descriptor
     }
 
+    /// The library itself, which is never closed.
+    pub(super) fn library(&self) -> &'static Library {
+        self.library
+    }
+
     /// The address of a data symbol.
     pub fn symbol(&self, name: &str) -> Option<NonNull<std::ffi::c_void>> {
         let name = std::ffi::CString::new(name).ok()?;
