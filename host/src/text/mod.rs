@@ -12,9 +12,7 @@
 //! - A template or tokenizer from a stranger cannot run for ever, reach a
 //!   file, or end the process.
 
-mod conversation;
 mod detokenizer;
-mod effort;
 mod json;
 mod reply;
 mod stop;
@@ -30,10 +28,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
-pub use self::conversation::{Conversation, MessageError};
 pub use self::detokenizer::Detokenizer;
-pub use self::effort::Effort;
-pub use self::reply::{Piece, ReplyStream, ThinkTokens};
+pub use self::reply::{Piece, ReplyOptions, ReplyStream, ThinkTokens, ToolCall};
 pub use self::stop::StopMatcher;
 pub use self::tool_calls::{ToolCallParser, ToolEvent, ToolTypes};
 
@@ -86,13 +82,15 @@ pub enum PromptError {
 /// A conversation and how it is to be rendered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatPrompt<'a> {
-    /// The messages.
-    pub conversation: &'a Conversation,
+    /// The messages, as templates expect them: objects with `role`, `content`
+    /// as a string, and of assistants `reasoning_content` and `tool_calls`,
+    /// whose arguments are objects.
+    pub messages: &'a [Value],
     /// Tools that the model may call, in the form of OpenAI's chat API.
     pub tools: &'a [Value],
     /// Whether the model thinks first; `None` leaves it to the template.
     pub enable_thinking: Option<bool>,
-    /// A level that the template knows, see [`TextModel::effort`].
+    /// One of [`TextModel::effort_levels`].
     pub reasoning_effort: Option<&'a str>,
     /// Further variables for the template. They do not replace those above.
     pub variables: Map<String, Value>,
@@ -102,9 +100,9 @@ pub struct ChatPrompt<'a> {
 
 impl<'a> ChatPrompt<'a> {
     /// A conversation that asks for a reply, everything else left to the template.
-    pub fn new(conversation: &'a Conversation) -> ChatPrompt<'a> {
+    pub fn new(messages: &'a [Value]) -> ChatPrompt<'a> {
         ChatPrompt {
-            conversation,
+            messages,
             tools: &[],
             enable_thinking: None,
             reasoning_effort: None,
@@ -134,6 +132,8 @@ pub struct TextModel {
     special: Arc<Map<String, Value>>,
     decoding: Decoding,
     think: Option<ThinkTokens>,
+    /// The id of `<tool_call>`.
+    call_mark: Option<u32>,
 }
 
 impl TextModel {
@@ -152,12 +152,14 @@ impl TextModel {
             Some((path, source)) => Some(compile(path, &source)?),
         };
         let id = |token: &str| tokenizer.get_added_vocabulary().get_vocab().get(token).copied();
+        let call_mark = id("<tool_call>");
         let think = id("<think>").zip(id("</think>")).map(|(open, close)| ThinkTokens { open, close });
         Ok(TextModel {
             decoding: Decoding::of(&tokenizer),
             tokenizer: Arc::new(tokenizer),
             template,
             special: Arc::new(special_tokens(&config)),
+            call_mark,
             think,
         })
     }
@@ -183,13 +185,27 @@ impl TextModel {
         self.template.as_ref().is_some_and(|template| template.reads("enable_thinking"))
     }
 
-    /// The level, of those that the template names, that is nearest to the one
-    /// asked for; of two equally near, the higher. `None` where the template
-    /// knows no levels.
-    pub fn effort(&self, asked: Effort) -> Option<Effort> {
-        let template = self.template.as_ref().filter(|template| template.reads("reasoning_effort"))?;
-        let named = Effort::ALL.into_iter().filter(|level| template.has_literal(level.name()));
-        asked.nearest(named)
+    /// Levels of effort that the template names, lowest first; empty where it
+    /// knows none.
+    pub fn effort_levels(&self) -> Vec<&'static str> {
+        const LEVELS: [&str; 6] = ["minimal", "low", "medium", "high", "xhigh", "max"];
+        let template = self.template.as_ref().filter(|template| template.reads("reasoning_effort"));
+        let named = template.map(|template| LEVELS.into_iter().filter(|level| template.has_literal(level)));
+        named.into_iter().flatten().collect()
+    }
+
+    /// Whether the template renders tools, and the model marks calls in the
+    /// way that [`ToolCallParser`] reads.
+    pub fn has_tools(&self) -> bool {
+        self.call_mark.is_some() && self.template.as_ref().is_some_and(|template| template.reads("tools"))
+    }
+
+    /// Ids that close a think block from within: a line break, the closing
+    /// marker, a blank line. Empty where the model has no such block.
+    pub fn thinking_close(&self) -> Vec<u32> {
+        let Some(think) = self.think else { return Vec::new() };
+        let text = |text| self.encode(text, false).unwrap_or_default();
+        [text("\n"), vec![think.close], text("\n\n")].concat()
     }
 
     /// The ids between which the model thinks, where it has such.
@@ -198,9 +214,6 @@ impl TextModel {
     }
 
     /// Renders a conversation.
-    ///
-    /// A template that takes system messages only at the front is given later
-    /// ones as user messages.
     ///
     /// # Errors
     /// See [`PromptError`].
@@ -219,16 +232,8 @@ impl TextModel {
         variables.insert("documents".into(), Value::Null);
         variables.insert("add_generation_prompt".into(), prompt.add_generation_prompt.into());
 
-        let mut render = |conversation: &Conversation| {
-            let messages = conversation.messages().iter().cloned().map(Value::Object).collect();
-            variables.insert("messages".into(), Value::Array(messages));
-            template.render(&variables)
-        };
-        let rendered = render(prompt.conversation).or_else(|fault| {
-            let changed = prompt.conversation.with_late_system_as_user();
-            changed.and_then(|conversation| render(&conversation).ok()).ok_or(fault)
-        });
-        match rendered {
+        variables.insert("messages".into(), Value::Array(prompt.messages.to_vec()));
+        match template.render(&variables) {
             Ok(text) => Ok(RenderedPrompt { ends_in_reasoning: ends_in_reasoning(&text), text }),
             Err(TemplateFault::Raised(message)) => Err(PromptError::Refused(message)),
             Err(TemplateFault::Failed(message)) => Err(PromptError::Failed(message)),
@@ -259,18 +264,9 @@ impl TextModel {
         Detokenizer::new(Arc::clone(&self.tokenizer), self.decoding)
     }
 
-    /// A stream from the ids of a chat reply to reasoning and content.
-    pub fn chat_reply(
-        &self,
-        prompt: &RenderedPrompt,
-        stops: impl IntoIterator<Item = String>,
-    ) -> ReplyStream {
-        ReplyStream::new(self.detokenizer(), self.think, prompt.ends_in_reasoning, stops)
-    }
-
-    /// A stream from the ids of a completion to text, all of it content.
-    pub fn plain_reply(&self, stops: impl IntoIterator<Item = String>) -> ReplyStream {
-        ReplyStream::new(self.detokenizer(), None, false, stops)
+    /// A stream from the ids of a reply to what a client sees.
+    pub fn reply(&self, options: ReplyOptions) -> ReplyStream {
+        ReplyStream::new(self.detokenizer(), self.think, self.call_mark, options)
     }
 }
 
@@ -369,8 +365,8 @@ mod tests {
         value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
     }
 
-    fn conversation(messages: Value) -> Conversation {
-        Conversation::new(messages.as_array().unwrap().clone()).unwrap()
+    fn list(messages: Value) -> Vec<Value> {
+        messages.as_array().unwrap().clone()
     }
 
     #[test]
@@ -398,7 +394,7 @@ mod tests {
         let cases = expected["qwen"]["chat"].as_array().unwrap();
         assert_eq!(cases.len(), 7);
         for case in cases {
-            let conversation = conversation(case["messages"].clone());
+            let messages = list(case["messages"].clone());
             let mut options = case["kwargs"].as_object().unwrap().clone();
             let tools = options.remove("tools").map_or(vec![], |tools| tools.as_array().unwrap().clone());
             let thinking = options.remove("enable_thinking").and_then(|value| value.as_bool());
@@ -406,7 +402,7 @@ mod tests {
                 tools: &tools,
                 enable_thinking: thinking,
                 variables: options,
-                ..ChatPrompt::new(&conversation)
+                ..ChatPrompt::new(&messages)
             };
             let rendered = model.render(&prompt).unwrap();
             assert_eq!(rendered.text, case["rendered"].as_str().unwrap(), "{}", case["title"]);
@@ -430,8 +426,8 @@ mod tests {
                     Some(text) => (text, true),
                     None => (text, false),
                 };
-                let conversation = conversation(json!([{ "role": "user", "content": text }]));
-                let prompt = ChatPrompt { enable_thinking: Some(thinking), ..ChatPrompt::new(&conversation) };
+                let messages = list(json!([{ "role": "user", "content": text }]));
+                let prompt = ChatPrompt { enable_thinking: Some(thinking), ..ChatPrompt::new(&messages) };
                 let rendered = model.render(&prompt).unwrap();
                 assert_eq!(model.encode(&rendered.text, false).unwrap(), wanted, "{text}");
                 assert_eq!(rendered.ends_in_reasoning, thinking);
@@ -443,57 +439,59 @@ mod tests {
     }
 
     #[test]
-    fn late_system_messages_become_user_messages_where_the_template_refuses_them() {
-        let model = load(DEMO);
-        let late = json!([
-            { "role": "user", "content": "a" },
-            { "role": "assistant", "content": "b" },
-            { "role": "system", "content": "c" },
-        ]);
-        let conversation = conversation(late);
-        let rendered = model.render(&ChatPrompt::new(&conversation)).unwrap();
-        assert!(rendered.text.contains("<|im_start|>user\nc<|im_end|>"), "{}", rendered.text);
-    }
-
-    #[test]
     fn a_template_refuses_in_its_own_words() {
-        let conversation = conversation(json!([{ "role": "system", "content": "alone" }]));
-        let error = load(DEMO).render(&ChatPrompt::new(&conversation)).unwrap_err();
+        let messages = list(json!([{ "role": "system", "content": "alone" }]));
+        let error = load(DEMO).render(&ChatPrompt::new(&messages)).unwrap_err();
         assert_eq!(error, PromptError::Refused("No user message".into()));
     }
 
     #[test]
     fn the_switches_of_a_template_are_known() {
         let model = load(QWEN);
-        assert!(model.has_template() && model.has_thinking_switch());
-        assert_eq!(model.effort(Effort::High), None);
+        assert!(model.has_template() && model.has_thinking_switch() && model.has_tools());
+        assert_eq!(model.effort_levels(), [] as [&str; 0]);
         assert_eq!(model.think_tokens(), Some(ThinkTokens { open: 1007, close: 1008 }));
+        assert_eq!(model.thinking_close(), [198, 1008, 293]);
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("t.jinja");
-        fs::write(&file, "{% if reasoning_effort in ['low', \"medium\", 'xhigh'] %}{% endif %}").unwrap();
+        fs::write(&file, "{% if reasoning_effort in ['xhigh', \"medium\", 'low'] %}{% endif %}").unwrap();
         let other = model.with_template_file(&file).unwrap();
-        assert!(!other.has_thinking_switch());
-        assert_eq!(other.effort(Effort::High), Some(Effort::ExtraHigh));
-        assert_eq!(other.effort(Effort::Minimal), Some(Effort::Low));
+        assert!(!other.has_thinking_switch() && !other.has_tools());
+        assert_eq!(other.effort_levels(), ["low", "medium", "xhigh"]);
     }
 
     #[test]
-    fn a_chat_reply_is_split_where_its_prompt_says() {
+    fn a_reply_is_split_where_its_prompt_says() {
         let model = load(DEMO);
-        let conversation = conversation(json!([{ "role": "user", "content": "Who are you?" }]));
-        let prompt = ChatPrompt { enable_thinking: Some(true), ..ChatPrompt::new(&conversation) };
+        let messages = list(json!([{ "role": "user", "content": "Who are you?" }]));
+        let prompt = ChatPrompt { enable_thinking: Some(true), ..ChatPrompt::new(&messages) };
         let rendered = model.render(&prompt).unwrap();
-        let mut stream = model.chat_reply(&rendered, [".".to_owned()]);
-        let ids = model.encode("Hm.\n</think>\n\nA model. More", false).unwrap();
-        let pieces: Vec<Piece> = ids.iter().flat_map(|&id| stream.push(id)).collect();
+        let mut stream = model.reply(ReplyOptions {
+            stops: vec![".".into()],
+            split_reasoning: true,
+            starts_in_reasoning: rendered.ends_in_reasoning,
+            tools: None,
+        });
+        let mut pieces = Vec::new();
+        for id in model.encode("Hm.\n</think>\n\nA model. More", false).unwrap() {
+            stream.push(id, &mut pieces);
+        }
         let (mut reasoning, mut content) = (String::new(), String::new());
         for piece in pieces {
             match piece {
                 Piece::Reasoning(text) => reasoning += &text,
                 Piece::Content(text) => content += &text,
+                Piece::Call(call) => panic!("{call:?}"),
             }
         }
         assert_eq!((reasoning.as_str(), content.as_str(), stream.stopped()), ("Hm.", "A model", Some(".")));
+    }
+
+    #[test]
+    fn a_model_can_be_shared_between_threads() {
+        fn shared<T: Send + Sync + 'static>() {}
+        shared::<TextModel>();
+        shared::<ReplyStream>();
     }
 
     #[test]
@@ -502,8 +500,8 @@ mod tests {
         fs::copy(Path::new(QWEN).join("tokenizer.json"), root.path().join("tokenizer.json")).unwrap();
         let model = TextModel::load(root.path()).unwrap();
         assert_eq!(model.encode("a", true).unwrap(), [64]);
-        let conversation = conversation(json!([{ "role": "user", "content": "a" }]));
-        assert_eq!(model.render(&ChatPrompt::new(&conversation)).unwrap_err(), PromptError::NoTemplate);
+        let messages = list(json!([{ "role": "user", "content": "a" }]));
+        assert_eq!(model.render(&ChatPrompt::new(&messages)).unwrap_err(), PromptError::NoTemplate);
         fs::write(root.path().join("chat_template.jinja"), "{% for %}").unwrap();
         let error = TextModel::load(root.path()).unwrap_err().to_string();
         assert!(error.contains("chat_template.jinja does not compile"), "{error}");
@@ -542,8 +540,8 @@ mod tests {
             fs::write(&file, bytes).unwrap();
             if let Ok(model) = TextModel::load(root.path()) {
                 let _ = model.encode("Hello, world! é", false);
-                let conversation = conversation(json!([{ "role": "user", "content": "a" }]));
-                let _ = model.render(&ChatPrompt::new(&conversation));
+                let messages = list(json!([{ "role": "user", "content": "a" }]));
+                let _ = model.render(&ChatPrompt::new(&messages));
             }
         }
     }

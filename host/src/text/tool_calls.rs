@@ -118,8 +118,8 @@ pub enum ToolEvent {
     /// The text ended, or left the form, inside a call that had begun. Its
     /// arguments are not complete.
     Abandoned {
-        /// What was left of the call's text.
-        rest: String,
+        /// All text of the call, from its opening mark on.
+        text: String,
     },
 }
 
@@ -128,6 +128,8 @@ pub enum ToolEvent {
 pub struct ToolCallParser {
     types: ToolTypes,
     held: String,
+    /// Text of the current call that was taken from `held`.
+    call: String,
     state: State,
 }
 
@@ -147,7 +149,12 @@ enum State {
 impl ToolCallParser {
     /// A parser that knows the types of these tools.
     pub fn new(types: ToolTypes) -> ToolCallParser {
-        ToolCallParser { types, held: String::new(), state: State::Text { after_call: false } }
+        ToolCallParser {
+            types,
+            held: String::new(),
+            call: String::new(),
+            state: State::Text { after_call: false },
+        }
     }
 
     /// The events that this text completes.
@@ -168,7 +175,9 @@ impl ToolCallParser {
             }
             State::Text { .. } => vec![ToolEvent::Text(rest)],
             State::Opened { space } => vec![ToolEvent::Text(format!("{space}{OPEN}{rest}"))],
-            State::Function { .. } => vec![ToolEvent::Abandoned { rest }],
+            State::Function { .. } => {
+                vec![ToolEvent::Abandoned { text: std::mem::take(&mut self.call) + &rest }]
+            }
             State::Closing => vec![ToolEvent::End],
         }
     }
@@ -209,7 +218,8 @@ impl ToolCallParser {
     fn outside(&mut self, after_call: bool, events: &mut Vec<ToolEvent>) -> bool {
         if let Some(at) = self.held.find(OPEN) {
             let before: String = self.held.drain(..at).collect();
-            self.held.drain(..OPEN.len());
+            self.call.clear();
+            self.take(OPEN.len());
             // Space between calls, and before the first, is form.
             let text = before.trim_end();
             push_text(events, if after_call { text.trim_start() } else { text });
@@ -237,7 +247,7 @@ impl ToolCallParser {
                 if name.is_empty() || !self.held[start + length..].starts_with('>') {
                     return self.not_a_call(space, events);
                 }
-                self.held.drain(..start + length + 1);
+                self.take(start + length + 1);
                 events.push(ToolEvent::Start { name: name.clone() });
                 self.state = State::Function { name, parameters: 0 };
                 true
@@ -274,16 +284,14 @@ impl ToolCallParser {
                 let separator = if parameters == 0 { "{" } else { ", " };
                 let key = to_json(&Value::String(key), &layout);
                 events.push(ToolEvent::Arguments(format!("{separator}{key}: {}", to_json(&value, &layout))));
-                self.held.drain(..value_start + value_length + PARAMETER_END.len());
+                self.take(value_start + value_length + PARAMETER_END.len());
                 self.state = State::Function { name, parameters: parameters + 1 };
                 true
             }
             (Some(false), Some(false)) => {
-                let rest = match self.held.find(CLOSE) {
-                    Some(at) => self.held.drain(..at + CLOSE.len()).collect(),
-                    None => return false,
-                };
-                events.push(ToolEvent::Abandoned { rest });
+                let Some(at) = self.held.find(CLOSE) else { return false };
+                self.take(at + CLOSE.len());
+                events.push(ToolEvent::Abandoned { text: std::mem::take(&mut self.call) });
                 self.state = State::Text { after_call: true };
                 true
             }
@@ -293,8 +301,15 @@ impl ToolCallParser {
 
     fn take_past(&mut self, mark: &str) {
         if let Some(at) = self.held.find(mark) {
-            self.held.drain(..at + mark.len());
+            self.take(at + mark.len());
         }
+    }
+
+    /// Moves text of the call from what is held.
+    fn take(&mut self, length: usize) {
+        let rest = self.held.split_off(length);
+        self.call.push_str(&self.held);
+        self.held = rest;
     }
 }
 
@@ -368,7 +383,7 @@ mod tests {
                     calls.last_mut().unwrap().1 =
                         serde_json::from_str(&std::mem::take(&mut arguments)).unwrap();
                 }
-                ToolEvent::Abandoned { .. } => said += "(abandoned)",
+                ToolEvent::Abandoned { text } => said += &text,
             }
         }
         (calls, said)
@@ -439,13 +454,14 @@ mod tests {
 
     #[test]
     fn a_call_that_never_ends_is_told() {
-        let events = parse(&["<tool_call>\n<function=f>\n<parameter=s>\nhalf"]);
-        let rest = "\n<parameter=s>\nhalf".to_owned();
-        assert_eq!(events, [ToolEvent::Start { name: "f".into() }, ToolEvent::Abandoned { rest }]);
+        let half = "<tool_call>\n<function=f>\n<parameter=s>\n1\n</parameter>\n<parameter=i>\nhalf";
+        let events = parse(&[half]);
+        assert_eq!(events.first(), Some(&ToolEvent::Start { name: "f".into() }));
+        assert_eq!(events.last(), Some(&ToolEvent::Abandoned { text: half.into() }));
         let events = parse(&["<tool_call><function=f>garbage</tool_call> after"]);
-        let rest = "garbage</tool_call>".to_owned();
+        let text = "<tool_call><function=f>garbage</tool_call>".to_owned();
         let after = ToolEvent::Text("after".into());
-        assert_eq!(events, [ToolEvent::Start { name: "f".into() }, ToolEvent::Abandoned { rest }, after]);
+        assert_eq!(events, [ToolEvent::Start { name: "f".into() }, ToolEvent::Abandoned { text }, after]);
         // Only the last mark is missing: the call is whole.
         assert_eq!(parse(&["<tool_call><function=f></function>"]).last(), Some(&ToolEvent::End));
     }
