@@ -161,17 +161,17 @@ mod tests {
         mod here {
             #[repr(C)]
             #[derive(abi_stable::StableAbi)]
-            pub struct Table {
-                pub struct_size: u32,
-                pub call: extern "C" fn(u32) -> u32,
+            pub(crate) struct Table {
+                pub(crate) struct_size: u32,
+                pub(crate) call: extern "C" fn(u32) -> u32,
             }
         }
         mod there {
             #[repr(C)]
             #[derive(abi_stable::StableAbi)]
-            pub struct Table {
-                pub struct_size: u32,
-                pub call: extern "C" fn(u32) -> u64,
+            pub(crate) struct Table {
+                pub(crate) struct_size: u32,
+                pub(crate) call: extern "C" fn(u32) -> u64,
             }
         }
         let (here, there) = (<here::Table as StableAbi>::LAYOUT, <there::Table as StableAbi>::LAYOUT);

@@ -40,7 +40,7 @@ pub fn cross_check(
     let named = |finding: Finding| {
         Box::new(finding.plugin(&manifest.plugin.id, manifest.plugin.version.to_string()).at(path))
     };
-    let table = read(descriptor, image.descriptor_bytes).map_err(named)?;
+    let table = read(descriptor, image.descriptor_bytes).map_err(|finding| named(*finding))?;
     let mismatch = |what: &str, wanted: String, found: String| {
         named(
             Finding::error(
@@ -105,9 +105,9 @@ pub fn manifest_mismatch(there: &str, difference: &tensorfold_plugin_api::manife
     .fix("reinstall the plugin; a vendor makes the sidecar with `tensorfold plugins manifest --from LIBRARY`")
 }
 
-fn read(descriptor: NonNull<TfDescriptor>, bytes: u64) -> Result<&'static TfDescriptor, Finding> {
+fn read(descriptor: NonNull<TfDescriptor>, bytes: u64) -> Result<&'static TfDescriptor, Box<Finding>> {
     let bad = |wanted: String, found: String| {
-        Finding::error(Code::BadMagic, "the descriptor is not one").wanted(wanted).found(found)
+        Box::new(Finding::error(Code::BadMagic, "the descriptor is not one").wanted(wanted).found(found))
     };
     let wanted = size_of::<TfDescriptor>();
     if bytes < wanted as u64 {
