@@ -7,10 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::sampling::Sampling;
 
 use super::request::{GenerationRequest, Priority};
-use super::round::{EngineError, EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine};
+use super::round::{EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine};
 
 /// A request for `max_tokens` tokens after `prompt`, with nothing special.
 pub(crate) fn request(prompt: &[u32], max_tokens: u32) -> GenerationRequest {
@@ -90,7 +91,7 @@ impl RoundEngine for FakeEngine {
         self.facts.clone()
     }
 
-    fn lane_open(&mut self) -> Result<LaneId, EngineError> {
+    fn lane_open(&mut self) -> Result<LaneId, PluginError> {
         let mut state = self.control.lock();
         state.calls.push(Call::Open);
         if let Some(error) = state.open_error.take() {
@@ -103,14 +104,14 @@ impl RoundEngine for FakeEngine {
         Ok(LaneId(id))
     }
 
-    fn lane_close(&mut self, lane: LaneId) -> Result<(), EngineError> {
+    fn lane_close(&mut self, lane: LaneId) -> Result<(), PluginError> {
         self.control.lock().calls.push(Call::Close);
         self.control.changed();
         assert!(self.lanes.remove(&lane.0).is_some(), "a lane is closed once");
         Ok(())
     }
 
-    fn round(&mut self, rows: &[LaneRows<'_>], drawn: &mut Vec<LaneDrawn>) -> Result<(), EngineError> {
+    fn round(&mut self, rows: &[LaneRows<'_>], drawn: &mut Vec<LaneDrawn>) -> Result<(), PluginError> {
         let shape = rows.iter().map(|rows| (rows.position, rows.tokens.len() as u32)).collect();
         let fault = self.control.begin_round(shape);
         match fault {
@@ -122,7 +123,11 @@ impl RoundEngine for FakeEngine {
             }
             None => {}
         }
-        let script = self.control.lock().script.clone();
+        let script = {
+            let mut state = self.control.lock();
+            state.last_sampling = rows.first().map(|rows| rows.sampling);
+            state.script.clone()
+        };
         for rows in rows {
             let lane = self.lanes.get_mut(&rows.lane.0).expect("an open lane");
             assert_eq!(lane.held.len(), rows.position as usize, "rows follow on what the lane holds");
@@ -144,7 +149,7 @@ impl RoundEngine for FakeEngine {
 
 /// How a round goes wrong.
 pub(crate) enum Fault {
-    Error(EngineError),
+    Error(PluginError),
     Panic(&'static str),
     Answer(Vec<LaneDrawn>),
 }
@@ -160,9 +165,12 @@ struct ControlState {
     calls: Vec<Call>,
     /// No further round begins.
     held: bool,
+    /// Rounds that may begin all the same.
+    permits: u64,
+    last_sampling: Option<Sampling>,
     rounds_begun: u64,
     faults: BTreeMap<u64, Fault>,
-    open_error: Option<EngineError>,
+    open_error: Option<PluginError>,
     script: Option<Arc<Vec<u32>>>,
 }
 
@@ -177,6 +185,17 @@ impl FakeControl {
         self.lock().held = true;
     }
 
+    /// Lets the round that is held back, or the next one, begin.
+    pub(crate) fn allow_one(&self) {
+        self.lock().permits += 1;
+        self.changed();
+    }
+
+    /// How the last round's first lane drew.
+    pub(crate) fn last_sampling(&self) -> Option<Sampling> {
+        self.lock().last_sampling
+    }
+
     /// Lets all rounds begin.
     pub(crate) fn release(&self) {
         self.lock().held = false;
@@ -189,7 +208,7 @@ impl FakeControl {
     }
 
     /// Makes the next `lane_open` fail.
-    pub(crate) fn fail_open(&self, error: EngineError) {
+    pub(crate) fn fail_open(&self, error: PluginError) {
         self.lock().open_error = Some(error);
     }
 
@@ -221,9 +240,10 @@ impl FakeControl {
         let round = state.rounds_begun;
         state.calls.push(Call::Round(shape));
         self.changed();
-        while state.held {
+        while state.held && state.permits == 0 {
             state = self.shared.1.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.permits = state.permits.saturating_sub(1);
         state.faults.remove(&round)
     }
 

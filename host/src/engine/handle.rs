@@ -102,6 +102,7 @@ impl EngineHandle {
         let count = facts.counts_drafts.then_some(0);
         let shared = Arc::new(Shared {
             context: options.context.min(facts.positions),
+            lanes: options.lanes.min(facts.lanes).max(1),
             facts,
             state: Mutex::new(State {
                 queue: Queue::new(options.queue),
@@ -115,7 +116,7 @@ impl EngineHandle {
             work: Condvar::new(),
             ended: Condvar::new(),
         });
-        let scheduler = Scheduler::new(engine, options.lanes, chunk);
+        let scheduler = Scheduler::new(engine, shared.lanes, chunk);
         let thread = std::thread::Builder::new().name("tensorfold-engine".to_owned()).spawn({
             let shared = shared.clone();
             move || run(&shared, scheduler)
@@ -158,6 +159,11 @@ impl EngineHandle {
     /// Tokens that prompt and reply may have together.
     pub fn context(&self) -> u32 {
         self.shared.context
+    }
+
+    /// Requests that can run at the same time.
+    pub fn lanes(&self) -> u32 {
+        self.shared.lanes
     }
 
     /// Whether the engine takes work.
@@ -236,6 +242,7 @@ impl EngineHandle {
 struct Shared {
     facts: EngineFacts,
     context: u32,
+    lanes: u32,
     state: Mutex<State>,
     /// There may be something to do for the engine thread.
     work: Condvar,

@@ -1,7 +1,8 @@
 use super::super::fake::{Call, FakeControl, FakeEngine, Fault, expected_reply, request};
 use super::super::request::{Event, FinishReason, Priority, ReplyStatistics};
-use super::super::round::{EngineError, LaneDrawn};
+use super::super::round::LaneDrawn;
 use super::*;
+use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::abi::Status;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -174,8 +175,8 @@ async fn background_requests_wait_behind_foreground_ones() {
 #[tokio::test]
 async fn a_broken_engine_fails_open_requests_and_refuses_new_ones() {
     let faults = [
-        Fault::Error(EngineError::new(Status::DeviceLost, "the card is gone")),
-        Fault::Error(EngineError::new(Status::Panicked, "index out of bounds")),
+        Fault::Error(PluginError::new(Status::DeviceLost, "the card is gone")),
+        Fault::Error(PluginError::new(Status::Panicked, "index out of bounds")),
         Fault::Panic("a bug"),
         Fault::Answer(vec![]),
         Fault::Answer(vec![LaneDrawn { tokens: vec![VOCABULARY], accepted: 0 }]),
@@ -202,11 +203,11 @@ async fn a_broken_engine_fails_open_requests_and_refuses_new_ones() {
 #[tokio::test]
 async fn a_refused_round_or_lane_fails_one_request_only() {
     let (engine, control) = start(&EngineOptions::default());
-    control.fail_round(1, Fault::Error(EngineError::new(Status::OutOfMemory, "no room")));
+    control.fail_round(1, Fault::Error(PluginError::new(Status::OutOfMemory, "no room")));
     let (_, end) = collect(engine.submit(request(&[1], 2)).unwrap()).await;
     assert_eq!(failure(end).1, "the engine failed: no room (out-of-memory)");
 
-    control.fail_open(EngineError::new(Status::OutOfMemory, "no lane"));
+    control.fail_open(PluginError::new(Status::OutOfMemory, "no lane"));
     let (_, end) = collect(engine.submit(request(&[1], 2)).unwrap()).await;
     assert_eq!(failure(end).1, "the engine failed: no lane (out-of-memory)");
 

@@ -149,20 +149,13 @@ impl Lane {
     }
 
     fn judge(&mut self, token: u32, settled: &mut Settled) {
-        if self.stop_tokens.contains(&token) {
-            return self.count(token, settled);
-        }
-        match self.watch.as_mut().map_or(Watch::Continue, |watch| watch.token(token)) {
-            Watch::Continue => self.count(token, settled),
-            Watch::Stop => {
-                self.count(token, settled);
-                if matches!(settled.end, None | Some(FinishReason::Length)) {
-                    settled.end = Some(FinishReason::Watch);
-                }
-            }
+        match self.verdict(token) {
+            Watch::Continue => self.count(token, false, settled),
+            Watch::Stop => self.count(token, true, settled),
             Watch::Replace(tokens) => {
                 for token in tokens {
-                    self.count(token, settled);
+                    let last = self.verdict(token) == Watch::Stop;
+                    self.count(token, last, settled);
                     if settled.end.is_some() {
                         break;
                     }
@@ -171,7 +164,14 @@ impl Lane {
         }
     }
 
-    fn count(&mut self, token: u32, settled: &mut Settled) {
+    fn verdict(&mut self, token: u32) -> Watch {
+        match &mut self.watch {
+            Some(watch) if !self.stop_tokens.contains(&token) => watch.token(token),
+            _ => Watch::Continue,
+        }
+    }
+
+    fn count(&mut self, token: u32, last: bool, settled: &mut Settled) {
         self.produced += 1;
         settled.counted += 1;
         self.pending.push(token);
@@ -180,7 +180,9 @@ impl Lane {
             return;
         }
         settled.tokens.push(token);
-        if self.produced >= self.max_tokens {
+        if last {
+            settled.end = Some(FinishReason::Watch);
+        } else if self.produced >= self.max_tokens {
             settled.end = Some(FinishReason::Length);
         }
     }
@@ -283,7 +285,8 @@ mod tests {
 
     #[test]
     fn a_watch_can_replace_a_token_and_end_the_reply() {
-        let script = Script(vec![Watch::Continue, Watch::Replace(vec![20, 21]), Watch::Stop]);
+        let more = [Watch::Continue, Watch::Replace(vec![20, 21]), Watch::Continue, Watch::Continue];
+        let script = Script(more.into_iter().chain([Watch::Stop]).collect());
         let mut lane = lane(GenerationRequest { watch: Some(Box::new(script)), ..request(&[1], 10) });
         assert_eq!(lane.settle(1, 0, &one(2), Instant::now()).tokens, [2]);
         assert_eq!(lane.settle(1, 0, &one(3), Instant::now()).tokens, [20, 21]);
@@ -294,9 +297,17 @@ mod tests {
 
     #[test]
     fn replaced_tokens_never_pass_the_length() {
-        let script = Script(vec![Watch::Replace(vec![20, 21, 22])]);
+        let script = Script(vec![Watch::Replace(vec![20, 21, 22]), Watch::Continue, Watch::Continue]);
         let mut lane = lane(GenerationRequest { watch: Some(Box::new(script)), ..request(&[1], 2) });
         let settled = lane.settle(1, 0, &one(2), Instant::now());
         assert_eq!((settled.tokens, settled.end), (vec![20, 21], Some(FinishReason::Length)));
+    }
+
+    #[test]
+    fn a_watch_can_end_the_reply_at_a_replaced_token() {
+        let script = Script(vec![Watch::Replace(vec![20, 21, 22]), Watch::Continue, Watch::Stop]);
+        let mut lane = lane(GenerationRequest { watch: Some(Box::new(script)), ..request(&[1], 9) });
+        let settled = lane.settle(1, 0, &one(2), Instant::now());
+        assert_eq!((settled.tokens, settled.end), (vec![20, 21], Some(FinishReason::Watch)));
     }
 }

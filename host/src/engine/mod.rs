@@ -22,6 +22,7 @@ pub(crate) mod fake;
 mod handle;
 mod lane;
 mod mailbox;
+mod plugin_engine;
 mod queue;
 mod request;
 mod round;
@@ -29,10 +30,12 @@ mod scheduler;
 mod seed;
 
 pub use counters::{Counters, EngineState};
+pub(crate) use handle::SHUTTING_DOWN;
 pub use handle::{EngineHandle, EngineOptions, StopOutcome, SubmitError};
 pub use mailbox::EventReceiver;
+pub use plugin_engine::PluginEngine;
 pub use request::{
     Event, FailureKind, FinishReason, GenerationRequest, Priority, ReplyStatistics, TokenWatch, Watch,
 };
-pub use round::{EngineError, EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine};
+pub use round::{EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine, is_fatal};
 pub use seed::{prompt_seed, token_digest};

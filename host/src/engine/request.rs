@@ -50,9 +50,9 @@ pub enum Watch {
     Continue,
     /// The token counts and is the last.
     Stop,
-    /// These tokens, at least one, stand in place of the token. They are not
-    /// shown to the watch again, but they count, and any of them that is a
-    /// stop token ends the reply.
+    /// These tokens, at least one, stand in place of the token. They count and
+    /// are shown to the watch in turn, which can end the reply at one of them
+    /// but cannot replace it again.
     Replace(Vec<u32>),
 }
 

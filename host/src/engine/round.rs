@@ -1,26 +1,27 @@
 //! What the host asks of an engine: the border seen from the round loop.
 
+use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::abi::Status;
 use tensorfold_plugin_api::sampling::Sampling;
 
 /// A loaded model that computes rounds.
 ///
-/// All calls come from one thread, one at a time. A [fatal](EngineError::is_fatal)
-/// error is the last thing the host hears of an engine: no further call follows.
+/// All calls come from one thread, one at a time. A [fatal](is_fatal) error is
+/// the last thing the host hears of an engine: no further call follows.
 pub trait RoundEngine: Send {
     /// What the engine is and how much it takes. Fixed after opening.
     fn facts(&self) -> EngineFacts;
 
     /// Opens a lane that holds no tokens.
-    fn lane_open(&mut self) -> Result<LaneId, EngineError>;
+    fn lane_open(&mut self) -> Result<LaneId, PluginError>;
 
     /// Gives a lane back. The id may be used again by a later [`lane_open`](Self::lane_open).
-    fn lane_close(&mut self, lane: LaneId) -> Result<(), EngineError>;
+    fn lane_close(&mut self, lane: LaneId) -> Result<(), PluginError>;
 
     /// Computes one round: appends each lane's rows to its state and draws
     /// where draws are wanted. Fills one entry of `drawn` per entry of `rows`,
     /// in the same order; `drawn` is empty on entry.
-    fn round(&mut self, rows: &[LaneRows<'_>], drawn: &mut Vec<LaneDrawn>) -> Result<(), EngineError>;
+    fn round(&mut self, rows: &[LaneRows<'_>], drawn: &mut Vec<LaneDrawn>) -> Result<(), PluginError>;
 }
 
 /// A lane as its engine names it.
@@ -78,35 +79,18 @@ pub struct EngineFacts {
     pub drafts: bool,
 }
 
-/// A failed engine call.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message} ({status})")]
-pub struct EngineError {
-    /// What kind of failure it was.
-    pub status: Status,
-    /// The plugin's own words.
-    pub message: String,
-}
-
-impl EngineError {
-    /// An error of `status` with the plugin's words.
-    pub fn new(status: Status, message: impl Into<String>) -> Self {
-        EngineError { status, message: message.into() }
-    }
-
-    /// Whether the engine must not be called again.
-    pub fn is_fatal(&self) -> bool {
-        !matches!(
-            self.status,
-            Status::InvalidArgument
-                | Status::Unsupported
-                | Status::NotFound
-                | Status::Permission
-                | Status::OutOfMemory
-                | Status::Cancelled
-                | Status::Busy
-        )
-    }
+/// Whether an engine must not be called again after this error.
+pub fn is_fatal(error: &PluginError) -> bool {
+    !matches!(
+        error.status,
+        Status::InvalidArgument
+            | Status::Unsupported
+            | Status::NotFound
+            | Status::Permission
+            | Status::OutOfMemory
+            | Status::Cancelled
+            | Status::Busy
+    )
 }
 
 #[cfg(test)]
@@ -115,18 +99,12 @@ mod tests {
 
     #[test]
     fn only_refusals_of_one_request_leave_the_engine_usable() {
-        let fatal = |status| EngineError::new(status, "").is_fatal();
+        let fatal = |status| is_fatal(&PluginError::new(status, ""));
         for status in [Status::InvalidArgument, Status::Unsupported, Status::OutOfMemory, Status::Busy] {
             assert!(!fatal(status), "{status}");
         }
         for status in [Status::Timeout, Status::DeviceLost, Status::Panicked, Status::Internal] {
             assert!(fatal(status), "{status}");
         }
-    }
-
-    #[test]
-    fn an_error_names_the_plugins_words_and_the_status() {
-        let error = EngineError::new(Status::DeviceLost, "the card fell off the bus");
-        assert_eq!(error.to_string(), "the card fell off the bus (device-lost)");
     }
 }

@@ -4,13 +4,14 @@
 
 use std::time::Instant;
 
+use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::abi::Status;
 
 use super::lane::{Lane, Settled};
 use super::mailbox::EventSender;
 use super::queue::Waiting;
 use super::request::{FailureKind, FinishReason, ReplyStatistics};
-use super::round::{EngineError, EngineFacts, LaneDrawn, LaneRows, RoundEngine};
+use super::round::{EngineFacts, LaneDrawn, LaneRows, RoundEngine, is_fatal};
 
 /// The lanes of one engine.
 pub(super) struct Scheduler {
@@ -51,13 +52,12 @@ pub(super) enum Admission {
 impl Scheduler {
     pub(super) fn new(engine: Box<dyn RoundEngine>, lanes: u32, prefill_chunk: u32) -> Self {
         let facts = engine.facts();
-        let most_lanes = lanes.min(facts.lanes).max(1) as usize;
         Scheduler {
             engine,
             facts,
             lanes: Vec::new(),
             complete: Vec::new(),
-            most_lanes,
+            most_lanes: lanes as usize,
             prefill_chunk,
             drawn: Vec::new(),
         }
@@ -72,14 +72,14 @@ impl Scheduler {
     }
 
     /// Opens a lane for a request. An error means that the engine broke.
-    pub(super) fn admit(&mut self, waiting: Waiting) -> Result<Admission, EngineError> {
+    pub(super) fn admit(&mut self, waiting: Waiting) -> Result<Admission, PluginError> {
         match self.engine.lane_open() {
             Ok(id) => {
                 let lane = Lane::new(id, waiting, Instant::now(), self.facts.counts_drafts);
                 self.lanes.push(lane);
                 Ok(Admission::Running)
             }
-            Err(error) if error.is_fatal() => {
+            Err(error) if is_fatal(&error) => {
                 waiting.events.fail(FailureKind::Engine, failure_line(&error));
                 Err(error)
             }
@@ -98,7 +98,7 @@ impl Scheduler {
     /// the next [`publish`](Self::publish), so that the caller can count first.
     /// An error means that the engine broke; its lanes are still there for
     /// [`fail_all`](Self::fail_all).
-    pub(super) fn step(&mut self) -> Result<StepReport, EngineError> {
+    pub(super) fn step(&mut self) -> Result<StepReport, PluginError> {
         let mut report = StepReport::default();
         self.end_abandoned(&mut report)?;
         if self.lanes.is_empty() {
@@ -110,7 +110,7 @@ impl Scheduler {
             rows.iter().map(|rows| (rows.tokens.len() as u32, rows.drafts, rows.draws)).collect();
         match self.engine.round(&rows, &mut self.drawn) {
             Ok(()) => self.check_answer(&shapes)?,
-            Err(error) if error.is_fatal() => return Err(error),
+            Err(error) if is_fatal(&error) => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "the engine refused a round");
                 self.fail_members(&members, &error)?;
@@ -172,7 +172,7 @@ impl Scheduler {
     }
 
     /// Ends every lane with a failure and gives the lanes back.
-    pub(super) fn stop(&mut self, kind: FailureKind, message: &str) -> Result<(), EngineError> {
+    pub(super) fn stop(&mut self, kind: FailureKind, message: &str) -> Result<(), PluginError> {
         while let Some(lane) = self.lanes.pop() {
             lane.events.fail(kind, message);
             let closed = self.engine.lane_close(lane.id);
@@ -187,8 +187,8 @@ impl Scheduler {
     }
 
     /// An answer that cannot be true means that the engine's state cannot be trusted.
-    fn check_answer(&self, shapes: &[(u32, u32, u32)]) -> Result<(), EngineError> {
-        let broken = |message: String| Err(EngineError::new(Status::Internal, message));
+    fn check_answer(&self, shapes: &[(u32, u32, u32)]) -> Result<(), PluginError> {
+        let broken = |message: String| Err(PluginError::new(Status::Internal, message));
         if self.drawn.len() != shapes.len() {
             return broken(format!("the engine answered {} of {} lanes", self.drawn.len(), shapes.len()));
         }
@@ -211,7 +211,7 @@ impl Scheduler {
         Ok(())
     }
 
-    fn end_abandoned(&mut self, report: &mut StepReport) -> Result<(), EngineError> {
+    fn end_abandoned(&mut self, report: &mut StepReport) -> Result<(), PluginError> {
         while let Some(index) = self.lanes.iter().position(|lane| lane.events.is_abandoned()) {
             let lane = self.lanes.remove(index);
             tracing::debug!(id = lane.request_id, "cancelled");
@@ -222,7 +222,7 @@ impl Scheduler {
         Ok(())
     }
 
-    fn fail_members(&mut self, members: &[usize], error: &EngineError) -> Result<(), EngineError> {
+    fn fail_members(&mut self, members: &[usize], error: &PluginError) -> Result<(), PluginError> {
         let mut members = members.to_vec();
         members.sort_unstable();
         for member in members.into_iter().rev() {
@@ -234,9 +234,9 @@ impl Scheduler {
         Ok(())
     }
 
-    fn note_close(&self, closed: Result<(), EngineError>) -> Result<(), EngineError> {
+    fn note_close(&self, closed: Result<(), PluginError>) -> Result<(), PluginError> {
         match closed {
-            Err(error) if !error.is_fatal() => {
+            Err(error) if !is_fatal(&error) => {
                 tracing::warn!(%error, "the engine kept a lane that was closed");
                 Ok(())
             }
@@ -266,8 +266,8 @@ fn rows_of_round(lanes: &[Lane], rows_per_lane: u32, chunk: u32) -> (Vec<usize>,
 }
 
 /// The one line by which a client hears of an engine's error.
-pub(super) fn failure_line(error: &EngineError) -> String {
-    format!("the engine failed: {error}")
+pub(super) fn failure_line(error: &PluginError) -> String {
+    format!("the engine failed: {} ({})", error.message, error.status)
 }
 
 fn is_shortage(status: Status) -> bool {

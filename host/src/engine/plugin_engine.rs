@@ -1,0 +1,81 @@
+//! A plugin's engine as the round loop calls it.
+
+use tensorfold_plugin_api::PluginError;
+use tensorfold_plugin_api::host::{EngineClient, LaneRequest};
+use tensorfold_plugin_api::plugin::NextDrafts;
+
+use super::round::{EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine};
+
+/// An open engine of a plugin.
+pub struct PluginEngine {
+    client: EngineClient,
+    facts: EngineFacts,
+}
+
+impl PluginEngine {
+    /// Takes an open engine. `name` is the engine's name for users, `rows` the
+    /// most rows a lane may feed in a round and `vocabulary` the number of ids
+    /// that can be drawn, both as the engine was opened with.
+    ///
+    /// # Errors
+    /// What the plugin says when it is asked for its facts.
+    pub fn new(
+        client: EngineClient,
+        name: impl Into<String>,
+        rows: u32,
+        vocabulary: u32,
+    ) -> Result<PluginEngine, PluginError> {
+        let info = client.info()?;
+        let facts = EngineFacts {
+            name: name.into(),
+            lanes: info.lanes,
+            positions: u32::try_from(info.context).unwrap_or(u32::MAX),
+            rows,
+            vocabulary,
+            // Every draft passes through `round`, whose answer says what became of it.
+            counts_drafts: true,
+            drafts: false,
+        };
+        Ok(PluginEngine { client, facts })
+    }
+}
+
+impl RoundEngine for PluginEngine {
+    fn facts(&self) -> EngineFacts {
+        self.facts.clone()
+    }
+
+    fn lane_open(&mut self) -> Result<LaneId, PluginError> {
+        self.client.lane_open().map(LaneId)
+    }
+
+    fn lane_close(&mut self, lane: LaneId) -> Result<(), PluginError> {
+        self.client.lane_close(lane.0)
+    }
+
+    fn round(&mut self, rows: &[LaneRows<'_>], drawn: &mut Vec<LaneDrawn>) -> Result<(), PluginError> {
+        let requests: Vec<LaneRequest<'_>> = rows
+            .iter()
+            .map(|rows| LaneRequest {
+                lane: rows.lane.0,
+                position: u64::from(rows.position),
+                tokens: rows.tokens,
+                draft_count: rows.drafts as usize,
+                output_count: rows.draws as usize,
+                sampling: rows.sampling,
+                allowed: None,
+                logprobs: None,
+                next_drafts: NextDrafts::default(),
+                cancel: None,
+            })
+            .collect();
+        let outcome = self.client.round(&requests)?;
+        drawn.extend(
+            outcome
+                .lanes
+                .into_iter()
+                .map(|lane| LaneDrawn { tokens: lane.tokens, accepted: lane.accepted as u32 }),
+        );
+        Ok(())
+    }
+}
