@@ -3,4 +3,5 @@
 pub mod checkpoint;
 pub mod engine;
 pub mod plugins;
+pub mod server;
 pub mod text;

@@ -1,0 +1,215 @@
+//! From a request body to a prompt: everything between JSON and token ids.
+//!
+//! This is the part of a request that computes (parsing, rendering,
+//! tokenizing), so it runs apart from the threads that answer connections.
+
+use serde_json::{Map, Value};
+
+use super::chat_text::{ChatText, Conversation, RenderedPrompt, ReplyTextOptions};
+use super::error::ApiError;
+use super::fields::{Fields, wanted};
+use super::messages::{later_systems_as_users, read_messages};
+use super::options::Settings;
+use super::reply_fields::ReplyFields;
+use super::thinking::Thinking;
+
+/// Which interface a request uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Interface {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completion,
+}
+
+/// A request that is understood and whose prompt is made.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) interface: Interface,
+    /// The model id to answer with.
+    pub(super) model: String,
+    pub(super) fields: ReplyFields,
+    pub(super) prompt: Vec<u32>,
+    /// Whether the model was asked to think.
+    pub(super) thinking: bool,
+    pub(super) effort: Option<String>,
+    pub(super) text: ReplyTextOptions,
+}
+
+/// Understands a body that came to `route`.
+pub(super) fn prepare(
+    route: Interface,
+    body: &Map<String, Value>,
+    settings: &Settings,
+    text: &dyn ChatText,
+) -> Result<Prepared, ApiError> {
+    let fields = Fields::new(body);
+    let model = settings.model_id(fields.text("model")?).to_owned();
+    let reply = ReplyFields::read(fields, &settings.sampling)?;
+    let has_messages = fields.get("messages").and_then(Value::as_array).is_some_and(|list| !list.is_empty());
+    if route == Interface::Chat || has_messages {
+        return chat(fields, model, reply, settings, text);
+    }
+    let prompt = completion_prompt(fields, text)?;
+    if prompt.is_empty() {
+        return Err(ApiError::bad_request("prompt is empty: it needs at least one token"));
+    }
+    let options = ReplyTextOptions { stop: reply.stop.clone(), ..ReplyTextOptions::default() };
+    Ok(Prepared {
+        interface: Interface::Completion,
+        model,
+        fields: reply,
+        prompt,
+        thinking: false,
+        effort: None,
+        text: options,
+    })
+}
+
+fn chat(
+    fields: Fields<'_>,
+    model: String,
+    reply: ReplyFields,
+    settings: &Settings,
+    text: &dyn ChatText,
+) -> Result<Prepared, ApiError> {
+    let messages = match fields.get("messages") {
+        Some(messages) => read_messages(messages)?,
+        None => return Err(ApiError::bad_request("messages is missing: it holds the conversation")),
+    };
+    let tools = read_tools(fields, text)?;
+    let (thinking, variables) = Thinking::read(fields, &settings.thinking, text.effort_levels())?;
+    let conversation = Conversation {
+        messages,
+        tools,
+        enable_thinking: thinking.enabled,
+        reasoning_effort: thinking.effort.clone().filter(|_| thinking.enabled),
+        variables,
+    };
+    let parse_calls = !conversation.tools.is_empty();
+    let rendered = render(text, conversation)?;
+    if rendered.tokens.is_empty() {
+        return Err(ApiError::bad_request("the rendered prompt is empty: the messages hold no text"));
+    }
+    let options = ReplyTextOptions {
+        stop: reply.stop.clone(),
+        split_reasoning: true,
+        opens_thinking: rendered.opens_thinking,
+        parse_calls,
+    };
+    Ok(Prepared {
+        interface: Interface::Chat,
+        model,
+        fields: reply,
+        prompt: rendered.tokens,
+        thinking: rendered.opens_thinking || (thinking.enabled && text.has_thinking_switch()),
+        effort: thinking.effort.filter(|_| thinking.enabled),
+        text: options,
+    })
+}
+
+fn render(text: &dyn ChatText, conversation: Conversation) -> Result<RenderedPrompt, ApiError> {
+    let problem = match text.render(&conversation) {
+        Ok(rendered) => return Ok(rendered),
+        Err(problem) => problem,
+    };
+    if let Some(messages) = later_systems_as_users(&conversation.messages)
+        && let Ok(rendered) = text.render(&Conversation { messages, ..conversation })
+    {
+        return Ok(rendered);
+    }
+    Err(ApiError::bad_request(format!("the chat template cannot render these messages: {problem}")))
+}
+
+/// The tools on offer; empty when none are or when the request hides them.
+fn read_tools(fields: Fields<'_>, text: &dyn ChatText) -> Result<Vec<Value>, ApiError> {
+    let one_call_only = fields.boolean("parallel_tool_calls")? == Some(false);
+    let tools = match fields.get("tools") {
+        None => &[][..],
+        Some(Value::Array(tools)) => tools,
+        Some(other) => return Err(wanted("tools", "a list", other)),
+    };
+    for (index, tool) in tools.iter().enumerate() {
+        let is_function = tool.get("type").and_then(Value::as_str) == Some("function");
+        if !is_function || tool.pointer("/function/name").and_then(Value::as_str).is_none() {
+            return Err(ApiError::bad_request(format!(
+                "tools[{index}] must be an object of type \"function\" with a function that has a name"
+            )));
+        }
+    }
+    let hidden = match fields.get("tool_choice") {
+        None => false,
+        Some(Value::String(choice)) => match choice.as_str() {
+            "auto" => false,
+            "none" => true,
+            "required" => {
+                return Err(ApiError::bad_request(
+                    "tool_choice \"required\" is not supported: this engine cannot force a call yet; use \"auto\"",
+                ));
+            }
+            other => {
+                return Err(ApiError::bad_request(format!(
+                    "tool_choice must be \"none\", \"auto\", \"required\" or a function, not {other:?}"
+                )));
+            }
+        },
+        Some(Value::Object(_)) => {
+            return Err(ApiError::bad_request(
+                "tool_choice with a named function is not supported: this engine cannot force a call yet; use \"auto\"",
+            ));
+        }
+        Some(other) => return Err(wanted("tool_choice", "a string or an object", other)),
+    };
+    if hidden || tools.is_empty() {
+        return Ok(Vec::new());
+    }
+    if !text.has_tools() {
+        return Err(ApiError::bad_request(
+            "tools are not supported: the chat template of this model renders none, or marks calls in a way that is not known here",
+        ));
+    }
+    if one_call_only {
+        return Err(ApiError::bad_request(
+            "parallel_tool_calls false is not supported: this engine cannot limit the number of calls yet",
+        ));
+    }
+    Ok(tools.to_vec())
+}
+
+/// The prompt of a completion: text, or token ids run as given.
+fn completion_prompt(fields: Fields<'_>, text: &dyn ChatText) -> Result<Vec<u32>, ApiError> {
+    let Some(prompt) = fields.get("prompt") else {
+        return Err(ApiError::bad_request("prompt is missing: it is a string or a list of token ids"));
+    };
+    match prompt {
+        Value::String(prompt) => encode(text, prompt),
+        Value::Array(list) if list.iter().any(|item| item.is_string() || item.is_array()) => {
+            match &list[..] {
+                [Value::String(prompt)] => encode(text, prompt),
+                [Value::Array(ids)] => token_ids(ids),
+                _ => Err(ApiError::bad_request(format!(
+                    "prompt holds {} prompts; this server takes one a request",
+                    list.len()
+                ))),
+            }
+        }
+        Value::Array(ids) => token_ids(ids),
+        other => Err(wanted("prompt", "a string or a list of token ids", other)),
+    }
+}
+
+fn encode(text: &dyn ChatText, prompt: &str) -> Result<Vec<u32>, ApiError> {
+    text.encode(prompt)
+        .map_err(|problem| ApiError::bad_request(format!("prompt cannot be tokenized: {problem}")))
+}
+
+fn token_ids(ids: &[Value]) -> Result<Vec<u32>, ApiError> {
+    ids.iter()
+        .enumerate()
+        .map(|(index, id)| {
+            let number = id.as_u64().ok_or_else(|| wanted(&format!("prompt[{index}]"), "a token id", id))?;
+            // Whether the model has the id is for the engine to say, with the valid range.
+            Ok(u32::try_from(number).unwrap_or(u32::MAX))
+        })
+        .collect()
+}
