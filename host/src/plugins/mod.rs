@@ -3,6 +3,7 @@
 //! The only part of the host that opens libraries. Everything up to and including admission works on bytes of files
 //! and never maps a plugin for execution.
 
+pub mod admit;
 pub mod configuration;
 pub mod environment;
 pub mod lifecycle;

@@ -22,6 +22,7 @@ const fn takes(
         help,
         answered_by: AnsweredBy::Host,
         support: Support::Acts,
+        advice: "serve without it",
     }
 }
 
@@ -58,6 +59,11 @@ impl FlagSpec {
 
     const fn by_serve_flags(mut self) -> FlagSpec {
         self.answered_by = AnsweredBy::ServeFlags;
+        self
+    }
+
+    const fn advice(mut self, advice: &'static str) -> FlagSpec {
+        self.advice = advice;
         self
     }
 
@@ -458,6 +464,7 @@ pub const FLAGS: &[FlagSpec] = &[
         .by(Capability::Worlds),
     takes("--speed-up", "FILE", ValueKind::Path, Ranks, "link settings of two Macs")
         .by_serve_flags()
+        .advice("ranks come from --tp")
         .not_yet(),
     //
     switch("--vision", Vision, "take images and video").by(Capability::Feature("vision")).not_yet(),

@@ -28,6 +28,8 @@ pub struct FlagSpec {
     pub answered_by: AnsweredBy,
     /// What this host does with it.
     pub support: Support,
+    /// What to do where it is not served.
+    pub advice: &'static str,
 }
 
 /// The value that asks for nothing. Every plugin is served with it.

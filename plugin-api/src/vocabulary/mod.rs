@@ -14,6 +14,7 @@ mod flags;
 mod given;
 mod keys;
 mod names;
+pub mod sentences;
 mod values;
 
 pub use codes::{Code, State};
