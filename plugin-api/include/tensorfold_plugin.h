@@ -1329,21 +1329,22 @@ typedef struct TfEngineV1 {
  *     #include "manifest.inc" // the bytes of the TOML file, as made by `xxd -i < FILE`
  *     };
  */
-#define TENSORFOLD_MANIFEST \
-    __attribute__((section(TENSORFOLD_MANIFEST_PLACE), used, visibility("default")))
+#define TENSORFOLD_MANIFEST __attribute__((section(TENSORFOLD_MANIFEST_PLACE), used))
 
 /** Marks the definition of the descriptor. */
-#define TENSORFOLD_EXPORT __attribute__((used, visibility("default")))
+#define TENSORFOLD_EXPORT __attribute__((used))
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+// Both are visible by these declarations; a definition need not say so again.
+
 /** The manifest's TOML. */
-extern const unsigned char TENSORFOLD_PLUGIN_MANIFEST[];
+extern __attribute__((visibility("default"))) const unsigned char TENSORFOLD_PLUGIN_MANIFEST[];
 
 /** What the plugin states about itself. */
-extern const TfDescriptor tensorfold_plugin_v1;
+extern __attribute__((visibility("default"))) const TfDescriptor tensorfold_plugin_v1;
 
 #ifdef __cplusplus
 } // extern "C"

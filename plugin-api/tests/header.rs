@@ -59,21 +59,22 @@ const EXPORTS: &str = r#"
  *     #include "manifest.inc" // the bytes of the TOML file, as made by `xxd -i < FILE`
  *     };
  */
-#define TENSORFOLD_MANIFEST \
-    __attribute__((section(TENSORFOLD_MANIFEST_PLACE), used, visibility("default")))
+#define TENSORFOLD_MANIFEST __attribute__((section(TENSORFOLD_MANIFEST_PLACE), used))
 
 /** Marks the definition of the descriptor. */
-#define TENSORFOLD_EXPORT __attribute__((used, visibility("default")))
+#define TENSORFOLD_EXPORT __attribute__((used))
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+// Both are visible by these declarations; a definition need not say so again.
+
 /** The manifest's TOML. */
-extern const unsigned char TENSORFOLD_PLUGIN_MANIFEST[];
+extern __attribute__((visibility("default"))) const unsigned char TENSORFOLD_PLUGIN_MANIFEST[];
 
 /** What the plugin states about itself. */
-extern const TfDescriptor tensorfold_plugin_v1;
+extern __attribute__((visibility("default"))) const TfDescriptor tensorfold_plugin_v1;
 
 #ifdef __cplusplus
 } // extern "C"
@@ -131,12 +132,14 @@ fn the_committed_header_is_what_the_crate_generates() {
     );
 }
 
-fn compile(compiler: &str, standard: &str, source: &str) -> std::process::Output {
+fn compile(compiler: &str, standard: &str, flags: &[&str], source: &str) -> std::process::Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join(if compiler == "g++" { "check.cpp" } else { "check.c" });
     std::fs::write(&file, source).unwrap();
     Command::new(compiler)
-        .args([standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I"])
+        .args([standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"])
+        .args(flags)
+        .arg("-I")
         .arg(root().join("include"))
         .arg(&file)
         .output()
@@ -147,7 +150,26 @@ fn compile(compiler: &str, standard: &str, source: &str) -> std::process::Output
 fn c_and_cpp_compilers_find_every_field_where_rust_has_it() {
     let source = "#include \"tensorfold_plugin.h\"\nint main(void) { return TF_STATUS_OK; }\n";
     for (compiler, standard) in [("gcc", "-std=c11"), ("g++", "-std=c++17")] {
-        let output = compile(compiler, standard, source);
+        let output = compile(compiler, standard, &[], source);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn c_and_cpp_define_the_exported_symbols_without_a_warning() {
+    // g++ takes no visibility with the definition of a constant, so the declarations give it.
+    let source = "#include \"tensorfold_plugin.h\"\n\
+                  #ifdef __cplusplus\nextern \"C\" {\n#endif\n\
+                  TENSORFOLD_MANIFEST const unsigned char TENSORFOLD_PLUGIN_MANIFEST[] = {'#'};\n\
+                  TENSORFOLD_EXPORT const TfDescriptor tensorfold_plugin_v1 = {TF_PLUGIN_MAGIC};\n\
+                  #ifdef __cplusplus\n}\n#endif\n";
+    for (compiler, standard) in [("gcc", "-std=c11"), ("g++", "-std=c++17")] {
+        let output = compile(
+            compiler,
+            standard,
+            &["-fvisibility=hidden", "-fPIC", "-Wno-missing-field-initializers"],
+            source,
+        );
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 }
@@ -157,6 +179,6 @@ fn a_field_in_another_place_fails_the_vendors_build() {
     let source = "#include \"tensorfold_plugin.h\"\n\
                   TENSORFOLD_ASSERT(offsetof(TfError, message) == 4, \"moved\");\n\
                   int main(void) { return 0; }\n";
-    let output = compile("gcc", "-std=c11", source);
+    let output = compile("gcc", "-std=c11", &[], source);
     assert!(!output.status.success(), "the assertion macro asserts nothing");
 }
