@@ -172,6 +172,31 @@ pub fn argmax(logits: &[f32]) -> Option<u32> {
     logits.iter().position(|&logit| logit == largest).map(|index| index as u32)
 }
 
+/// Natural logarithms of probabilities at temperature 1 over all selectable
+/// ids: of `token`, then of the `count` likeliest, likeliest first, the lower
+/// id first on ties.
+pub fn log_probabilities(logits: &[f32], selectable: u32, token: u32, count: usize) -> Vec<(u32, f32)> {
+    let logits = &logits[..logits.len().min(selectable as usize)];
+    let largest = argmax(logits).map_or(0.0, |id| f64::from(logits[id as usize]));
+    let total: f64 =
+        logits.iter().filter(|logit| !logit.is_nan()).map(|&logit| (f64::from(logit) - largest).exp()).sum();
+    let log_total = largest + total.ln();
+    let entry = |candidate: Candidate| (candidate.id, (f64::from(candidate.logit) - log_total) as f32);
+    let mut ranked: Vec<Candidate> = logits
+        .iter()
+        .zip(0u32..)
+        .filter(|(logit, _)| !logit.is_nan())
+        .map(|(&logit, id)| Candidate { id, logit })
+        .collect();
+    if count < ranked.len() {
+        ranked.select_nth_unstable_by(count, before);
+        ranked.truncate(count);
+    }
+    ranked.sort_unstable_by(before);
+    let drawn = logits.get(token as usize).map(|&logit| Candidate { id: token, logit });
+    drawn.into_iter().chain(ranked).map(entry).collect()
+}
+
 /// The 64 bits behind [`uniform`].
 pub fn uniform_bits(seed: u64, position: u64, id: u32) -> u64 {
     let x = mix(seed.wrapping_add(0x9E37_79B9_7F4A_7C15));
@@ -327,6 +352,19 @@ mod tests {
             let expected = f64::from(logit).exp() / total;
             assert!((f64::from(*count) / 20_000.0 - expected).abs() < 0.015, "{counts:?}");
         }
+    }
+
+    #[test]
+    fn log_probabilities_are_those_of_the_softmax_without_padding() {
+        let logits = [1.0, 3.0, 2.0, 3.0, 50.0];
+        let total: f64 = [1.0f64, 3.0, 2.0, 3.0].iter().map(|l| l.exp()).sum();
+        let listed = log_probabilities(&logits, 4, 2, 3);
+        assert_eq!(listed.iter().map(|entry| entry.0).collect::<Vec<_>>(), [2, 1, 3, 2]);
+        for (id, value) in listed {
+            assert!((f64::from(value) - (f64::from(logits[id as usize]) - total.ln())).abs() < 1e-6);
+        }
+        assert_eq!(log_probabilities(&logits, 4, 0, 9).len(), 5);
+        assert_eq!(log_probabilities(&logits, 4, 0, 0).len(), 1);
     }
 
     /// The rule word by word: a full sort, then cut after cut.

@@ -1,0 +1,151 @@
+//! Sixteen lanes in plain Rust.
+
+use half::{bf16, f16};
+
+use super::{Kernel, LANES, Simd};
+
+/// Code for any machine, and the reference of the other two.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+#[inline(always)]
+fn map(a: [f32; LANES], f: impl Fn(f32) -> f32) -> [f32; LANES] {
+    a.map(f)
+}
+
+#[inline(always)]
+fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; LANES] {
+    std::array::from_fn(|lane| f(a[lane], b[lane]))
+}
+
+impl Simd for Portable {
+    type F = [f32; LANES];
+    type I = [u32; LANES];
+
+    #[inline(always)]
+    fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::F {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; LANES]) -> Self::F {
+        *values
+    }
+
+    #[inline(always)]
+    fn store(self, vector: Self::F, values: &mut [f32; LANES]) {
+        *values = vector;
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        std::array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn round(self, a: Self::F) -> Self::F {
+        map(a, f32::round_ties_even)
+    }
+
+    #[inline(always)]
+    fn pow2(self, a: Self::F) -> Self::F {
+        map(a, |a| f32::from_bits(((a as i32 + 127) as u32) << 23))
+    }
+
+    #[inline(always)]
+    fn sum(self, a: Self::F) -> f32 {
+        let mut lanes = a;
+        let mut width = LANES / 2;
+        while width > 0 {
+            for lane in 0..width {
+                lanes[lane] += lanes[lane + width];
+            }
+            width /= 2;
+        }
+        lanes[0]
+    }
+
+    #[inline(always)]
+    fn load_words(self, bytes: &[u8; 64]) -> Self::I {
+        let (words, _) = bytes.as_chunks::<4>();
+        std::array::from_fn(|lane| u32::from_le_bytes(words[lane]))
+    }
+
+    #[inline(always)]
+    fn low_nibbles(self, words: Self::I) -> Self::F {
+        words.map(|word| (word & 15) as f32)
+    }
+
+    #[inline(always)]
+    fn low_bytes(self, words: Self::I) -> Self::F {
+        words.map(|word| (word & 255) as f32)
+    }
+
+    #[inline(always)]
+    fn shift_4(self, words: Self::I) -> Self::I {
+        words.map(|word| word >> 4)
+    }
+
+    #[inline(always)]
+    fn shift_8(self, words: Self::I) -> Self::I {
+        words.map(|word| word >> 8)
+    }
+
+    #[inline(always)]
+    fn load_f32(self, bytes: &[u8; 64]) -> Self::F {
+        let (words, _) = bytes.as_chunks::<4>();
+        std::array::from_fn(|lane| f32::from_le_bytes(words[lane]))
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, bytes: &[u8; 32]) -> Self::F {
+        let (words, _) = bytes.as_chunks::<2>();
+        std::array::from_fn(|lane| bf16::from_le_bytes(words[lane]).to_f32())
+    }
+
+    #[inline(always)]
+    fn load_f16(self, bytes: &[u8; 32]) -> Self::F {
+        let (words, _) = bytes.as_chunks::<2>();
+        std::array::from_fn(|lane| f16::from_le_bytes(words[lane]).to_f32())
+    }
+
+    #[inline(always)]
+    fn spread(self, values: &[f32; 4], per_value: usize) -> Self::F {
+        std::array::from_fn(|lane| values[lane / per_value])
+    }
+}
