@@ -2,4 +2,5 @@
 
 pub mod cpu;
 pub mod device;
+pub mod executor;
 pub mod weights;

@@ -54,6 +54,8 @@ pub struct Packing {
 #[derive(Clone, Debug, Default)]
 pub struct Tensors<'w> {
     views: HashMap<String, TensorView<'w>>,
+    /// Views carry no bytes: only shapes and formats can be checked.
+    described: bool,
 }
 
 /// A tensor that is missing or does not fit.
@@ -148,6 +150,12 @@ impl<'w> Tensors<'w> {
         Self::default()
     }
 
+    /// No tensors; those to come are descriptions without bytes, with which a
+    /// model can be checked and not loaded.
+    pub fn described() -> Self {
+        Tensors { described: true, ..Self::default() }
+    }
+
     /// Adds a tensor; one of the same name is replaced.
     pub fn insert(&mut self, name: impl Into<String>, view: TensorView<'w>) {
         self.views.insert(name.into(), view);
@@ -214,7 +222,7 @@ impl<'w> Tensors<'w> {
             found.reverse();
             return Err(TensorError::Shape { name: name.into(), found, wanted: vec![rows, columns] });
         }
-        expect_bytes(name, view, rows * words * 4)?;
+        self.expect_bytes(name, view, rows * words * 4)?;
         let part = |suffix: &str| {
             let name = format!("{name}.{suffix}");
             let view = self.views.get(&name).ok_or(TensorError::Missing { name: name.clone() })?;
@@ -243,16 +251,16 @@ impl<'w> Tensors<'w> {
             let (found, wanted) = (view.shape.clone(), shape.to_vec());
             return Err(TensorError::Shape { name: name.into(), found, wanted });
         }
-        expect_bytes(name, view, shape.iter().product::<usize>() * view.element.bytes())
+        self.expect_bytes(name, view, shape.iter().product::<usize>() * view.element.bytes())
     }
-}
 
-fn expect_bytes(name: &str, view: &TensorView<'_>, wanted: usize) -> Result<(), TensorError> {
-    let found = view.bytes.len();
-    if found != wanted {
-        return Err(TensorError::Bytes { name: name.into(), found, wanted });
+    fn expect_bytes(&self, name: &str, view: &TensorView<'_>, wanted: usize) -> Result<(), TensorError> {
+        let found = view.bytes.len();
+        if found != wanted && !self.described {
+            return Err(TensorError::Bytes { name: name.into(), found, wanted });
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Little-endian floats of any type as `f32`; empty for codes.

@@ -62,13 +62,33 @@ impl KeyValues {
     }
 
     /// Positions held.
-    pub(crate) fn tokens(&self) -> usize {
+    pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Bytes held, shared pages included.
-    pub(crate) fn bytes(&self) -> usize {
+    /// Bytes held; pages that forks share count in full.
+    pub fn bytes(&self) -> usize {
         self.pages.len() * self.heads.page_floats() * size_of::<f32>()
+    }
+
+    /// The rotated key of one position and head.
+    ///
+    /// # Panics
+    /// When there is no such position or head.
+    pub fn key(&self, position: usize, head: usize) -> Vec<f32> {
+        assert!(position < self.tokens, "position {position} of {}", self.tokens);
+        let (keys, _) = self.page(position / PAGE, head);
+        keys.chunks_exact(PAGE).map(|column| column[position % PAGE]).collect()
+    }
+
+    /// The value of one position and head.
+    ///
+    /// # Panics
+    /// When there is no such position or head.
+    pub fn value(&self, position: usize, head: usize) -> &[f32] {
+        assert!(position < self.tokens, "position {position} of {}", self.tokens);
+        let (_, values) = self.page(position / PAGE, head);
+        &values[position % PAGE * self.heads.size..][..self.heads.size]
     }
 
     /// Forgets everything from position `tokens` on.

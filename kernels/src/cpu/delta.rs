@@ -68,9 +68,9 @@ impl Shape {
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeltaState {
     /// The last rows before the convolution, `[kernel - 1, channels]`.
-    pub(crate) window: Vec<f32>,
+    window: Vec<f32>,
     /// `[value_heads, value_size, key_size]`.
-    pub(crate) memory: Vec<f32>,
+    memory: Vec<f32>,
 }
 
 impl DeltaState {
@@ -78,8 +78,22 @@ impl DeltaState {
         DeltaState { window: vec![0.0; shape.window()], memory: vec![0.0; shape.values() * shape.key_size] }
     }
 
-    pub(crate) fn bytes(&self) -> usize {
-        (self.window.len() + self.memory.len()) * size_of::<f32>()
+    /// The last rows before the convolution, `[kernel - 1, channels]`.
+    pub fn window(&self) -> &[f32] {
+        &self.window
+    }
+
+    /// `[value_heads, value_head_size, key_head_size]`.
+    pub fn memory(&self) -> &[f32] {
+        &self.memory
+    }
+
+    /// Replaces the matrices.
+    ///
+    /// # Panics
+    /// When their number of floats is another.
+    pub fn set_memory(&mut self, memory: &[f32]) {
+        self.memory.copy_from_slice(memory);
     }
 }
 
@@ -94,23 +108,16 @@ pub struct DeltaTrace {
     corrections: Vec<f32>,
     /// Decays, `[rows, value_heads]`.
     decays: Vec<f32>,
-    capacity: usize,
 }
 
 impl DeltaTrace {
-    pub(crate) fn new(shape: Shape, capacity: usize) -> DeltaTrace {
+    pub(crate) fn new(shape: Shape, rows: usize) -> DeltaTrace {
         DeltaTrace {
-            inputs: vec![0.0; capacity * shape.channels()],
-            keys: vec![0.0; capacity * shape.keys()],
-            corrections: vec![0.0; capacity * shape.values()],
-            decays: vec![0.0; capacity * shape.value_heads],
-            capacity,
+            inputs: vec![0.0; rows * shape.channels()],
+            keys: vec![0.0; rows * shape.keys()],
+            corrections: vec![0.0; rows * shape.values()],
+            decays: vec![0.0; rows * shape.value_heads],
         }
-    }
-
-    /// Rows that it can hold.
-    pub(crate) fn capacity(&self) -> usize {
-        self.capacity
     }
 }
 

@@ -1,0 +1,229 @@
+//! The weights of a model, layer by layer.
+//!
+//! One walk over the model's facts asks for every tensor by its canonical
+//! name. With a device behind it, it loads; without, it only checks.
+
+use tensorfold_plugin_api::model_spec::{
+    AttentionSpec, FeedForwardSpec, GatedDeltaSpec, MixerSpec, ModelSpec,
+};
+
+use super::ExecutorError;
+use crate::device::Device;
+use crate::weights::Tensors;
+
+/// All weights, as matrices `M` and vectors `V`.
+pub(super) struct Trunk<M, V> {
+    pub(super) embed: M,
+    /// Absent when the embedding is the head.
+    pub(super) head: Option<M>,
+    pub(super) norm: V,
+    pub(super) layers: Vec<Layer<M, V>>,
+}
+
+pub(super) struct Layer<M, V> {
+    pub(super) input_norm: V,
+    pub(super) post_norm: V,
+    pub(super) mixer: Mixer<M, V>,
+    pub(super) gate: M,
+    pub(super) up: M,
+    pub(super) down: M,
+    pub(super) intermediate: usize,
+}
+
+pub(super) enum Mixer<M, V> {
+    Attention(Box<Attention<M, V>>),
+    Delta(Box<Delta<M, V>>),
+}
+
+pub(super) struct Attention<M, V> {
+    pub(super) spec: AttentionSpec,
+    pub(super) q: M,
+    pub(super) k: M,
+    pub(super) v: M,
+    pub(super) o: M,
+    /// Of queries and keys.
+    pub(super) norms: Option<(V, V)>,
+    /// Of queries, keys and values.
+    pub(super) biases: Option<(V, V, V)>,
+}
+
+pub(super) struct Delta<M, V> {
+    pub(super) spec: GatedDeltaSpec,
+    pub(super) qkv: M,
+    pub(super) z: M,
+    pub(super) a: M,
+    pub(super) b: M,
+    pub(super) out: M,
+    /// `[kernel, channels]`.
+    pub(super) taps: V,
+    pub(super) a_log: V,
+    pub(super) dt_bias: V,
+    pub(super) norm: V,
+}
+
+/// Where weights come from.
+pub(super) trait Loader {
+    type Matrix;
+    type Vector;
+    fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<Self::Matrix, ExecutorError>;
+    /// A small tensor; `change` sees its floats first, in the file's order.
+    fn vector(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        change: impl FnOnce(&mut Vec<f32>),
+    ) -> Result<Self::Vector, ExecutorError>;
+}
+
+/// Checks that every tensor is there, in a form that can be read.
+pub(super) struct Check<'t, 'w>(pub(super) &'t Tensors<'w>);
+
+impl Loader for Check<'_, '_> {
+    type Matrix = ();
+    type Vector = ();
+
+    fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<(), ExecutorError> {
+        self.0.matrix(name, rows, columns)?;
+        Ok(())
+    }
+
+    fn vector(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        _: impl FnOnce(&mut Vec<f32>),
+    ) -> Result<(), ExecutorError> {
+        self.0.floats(name, shape)?;
+        Ok(())
+    }
+}
+
+/// Hands every tensor to a device.
+pub(super) struct Load<'t, 'w, 'd, D> {
+    pub(super) tensors: &'t Tensors<'w>,
+    pub(super) device: &'d mut D,
+}
+
+impl<'w, D: Device> Loader for Load<'_, 'w, '_, D> {
+    type Matrix = D::Matrix<'w>;
+    type Vector = D::Vector;
+
+    fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<D::Matrix<'w>, ExecutorError> {
+        Ok(self.device.matrix(self.tensors.matrix(name, rows, columns)?)?)
+    }
+
+    fn vector(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        change: impl FnOnce(&mut Vec<f32>),
+    ) -> Result<D::Vector, ExecutorError> {
+        let mut values = self.tensors.floats(name, shape)?;
+        change(&mut values);
+        Ok(self.device.vector(&values)?)
+    }
+}
+
+impl<M, V> Trunk<M, V> {
+    /// Asks `loader` for everything that `spec` names.
+    pub(super) fn load(
+        spec: &ModelSpec,
+        loader: &mut impl Loader<Matrix = M, Vector = V>,
+    ) -> Result<Self, ExecutorError> {
+        let (hidden, vocabulary) = (spec.hidden_size as usize, spec.vocabulary_rows as usize);
+        let offset = spec.norm_weight_offset;
+        let centre = move |values: &mut Vec<f32>| values.iter_mut().for_each(|value| *value += offset);
+        let mut layers = Vec::with_capacity(spec.layers.len());
+        for (index, layer) in spec.layers.iter().enumerate() {
+            let name = |part: &str| format!("layers.{index}.{part}");
+            let mixer = match &layer.mixer {
+                MixerSpec::Attention(spec) => {
+                    Mixer::Attention(Box::new(attention(spec, hidden, &name, &centre, loader)?))
+                }
+                MixerSpec::GatedDelta(spec) => Mixer::Delta(Box::new(delta(spec, hidden, &name, loader)?)),
+            };
+            let FeedForwardSpec::Dense { intermediate_size } = layer.feed_forward else {
+                return Err(ExecutorError::Invalid("only dense feed-forward parts can be loaded".into()));
+            };
+            let intermediate = intermediate_size as usize;
+            layers.push(Layer {
+                input_norm: loader.vector(&name("input_norm"), &[hidden], centre)?,
+                post_norm: loader.vector(&name("post_norm"), &[hidden], centre)?,
+                mixer,
+                gate: loader.matrix(&name("ffn.gate"), intermediate, hidden)?,
+                up: loader.matrix(&name("ffn.up"), intermediate, hidden)?,
+                down: loader.matrix(&name("ffn.down"), hidden, intermediate)?,
+                intermediate,
+            });
+        }
+        Ok(Trunk {
+            embed: loader.matrix("embed", vocabulary, hidden)?,
+            head: if spec.tied_head { None } else { Some(loader.matrix("head", vocabulary, hidden)?) },
+            norm: loader.vector("norm", &[hidden], centre)?,
+            layers,
+        })
+    }
+}
+
+fn attention<L: Loader>(
+    spec: &AttentionSpec,
+    hidden: usize,
+    name: &impl Fn(&str) -> String,
+    centre: &impl Fn(&mut Vec<f32>),
+    loader: &mut L,
+) -> Result<Attention<L::Matrix, L::Vector>, ExecutorError> {
+    let size = spec.head_size as usize;
+    let (query, key) = (spec.heads as usize * size, spec.key_value_heads as usize * size);
+    let query_rows = if spec.gated { 2 * query } else { query };
+    let mut bias = |part: &str, width: usize| loader.vector(&name(part), &[width], |_| {});
+    let biases = match spec.biases {
+        true => Some((
+            bias("attention.q.bias", query_rows)?,
+            bias("attention.k.bias", key)?,
+            bias("attention.v.bias", key)?,
+        )),
+        false => None,
+    };
+    let norms = match spec.head_norms {
+        true => Some((
+            loader.vector(&name("attention.q_norm"), &[size], centre)?,
+            loader.vector(&name("attention.k_norm"), &[size], centre)?,
+        )),
+        false => None,
+    };
+    Ok(Attention {
+        spec: spec.clone(),
+        q: loader.matrix(&name("attention.q"), query_rows, hidden)?,
+        k: loader.matrix(&name("attention.k"), key, hidden)?,
+        v: loader.matrix(&name("attention.v"), key, hidden)?,
+        o: loader.matrix(&name("attention.o"), hidden, query)?,
+        norms,
+        biases,
+    })
+}
+
+fn delta<L: Loader>(
+    spec: &GatedDeltaSpec,
+    hidden: usize,
+    name: &impl Fn(&str) -> String,
+    loader: &mut L,
+) -> Result<Delta<L::Matrix, L::Vector>, ExecutorError> {
+    let (channels, taps) = (spec.channels() as usize, spec.convolution_kernel as usize);
+    let heads = spec.value_heads as usize;
+    let values = heads * spec.value_head_size as usize;
+    let by_tap = |file: &mut Vec<f32>| {
+        *file = (0..taps * channels).map(|i| file[i % channels * taps + i / channels]).collect();
+    };
+    Ok(Delta {
+        spec: spec.clone(),
+        qkv: loader.matrix(&name("delta.qkv"), channels, hidden)?,
+        z: loader.matrix(&name("delta.z"), values, hidden)?,
+        a: loader.matrix(&name("delta.a"), heads, hidden)?,
+        b: loader.matrix(&name("delta.b"), heads, hidden)?,
+        out: loader.matrix(&name("delta.out"), hidden, values)?,
+        taps: loader.vector(&name("delta.conv"), &[channels, taps], by_tap)?,
+        a_log: loader.vector(&name("delta.a_log"), &[heads], |_| {})?,
+        dt_bias: loader.vector(&name("delta.dt_bias"), &[heads], |_| {})?,
+        norm: loader.vector(&name("delta.norm"), &[spec.value_head_size as usize], |_| {})?,
+    })
+}
