@@ -12,6 +12,8 @@
 //! the rows that stay what the recurrence did to the state: the same multiply
 //! and the same fused multiply-add in the same order.
 
+#![expect(clippy::needless_range_loop, reason = "loops over registers by index stay parallel to each other")]
+
 use std::ops::Range;
 
 use tensorfold_plugin_api::model_spec::GatedDeltaSpec;

@@ -13,6 +13,8 @@
 //! the activations are laid out once per call so that the `n`-th code of each
 //! word meets its activation ([`Layout`]). Hence no code is ever shuffled.
 
+#![expect(clippy::needless_range_loop, reason = "loops over registers by index stay parallel to each other")]
+
 use super::pool::Pool;
 use super::simd::{InstructionSet, Kernel, LANES, Simd};
 use super::tiles::{Tile, Tiles};
