@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::config::Config;
+use super::describe;
 use super::element::ElementType;
 use super::error::CheckpointError;
+use super::families::{self, Family};
 use super::folder::Folder;
 use super::quantization::{Declared, Packing, QuantizationTable};
 use super::shards::Shards;
-use super::{describe, families};
 
 /// Facts of a checkpoint, from `config.json` and the headers of its files.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,34 +43,54 @@ pub struct Facts {
 /// # Errors
 /// When `config.json` or the headers cannot be read, or contradict each other.
 pub fn read_facts(path: &Path) -> Result<Facts, CheckpointError> {
+    let (facts, problem) = survey(path)?;
+    problem.map_or(Ok(facts), Err)
+}
+
+/// As [`read_facts`], for commands that only look: facts that `config.json`
+/// alone can tell come with what is wrong with the weights.
+///
+/// # Errors
+/// When `config.json` cannot be read.
+pub fn survey(path: &Path) -> Result<(Facts, Option<CheckpointError>), CheckpointError> {
     let folder = Folder::open(path)?;
     let config = Config::read(&folder)?;
     let model_type = config.model_type()?.to_owned();
-    let family = families::lookup(&model_type);
-    let shards = Shards::open(&folder)?;
+    let family = families::lookup(&model_type).filter(|_| families::find(&config).is_ok());
     let mut facts = Facts {
         name: folder.name(),
         directory: path.into(),
         family: family.map_or(model_type, |family| family.name.into()),
-        supported: family.is_some() && families::find(&config).is_ok(),
+        supported: family.is_some(),
         formats: Vec::new(),
         mtp_formats: Vec::new(),
         mtp: false,
         context_window: config.context_window()?,
         parameters: 0,
-        weight_bytes: shards.bytes(),
+        weight_bytes: 0,
     };
-    match family.filter(|_| facts.supported) {
-        Some(family) => {
-            let (spec, tensors) = describe(&folder, &config, family, &shards, None)?;
-            facts.parameters = tensors.iter().map(|tensor| tensor.parameters()).sum();
-            facts.formats = spec.formats;
-            facts.mtp = spec.mtp.is_some();
-            facts.mtp_formats = spec.mtp.map(|mtp| mtp.formats).unwrap_or_default();
-        }
-        None => from_headers(&mut facts, &config, &shards),
-    }
-    Ok(facts)
+    let problem = read_weights(&mut facts, &folder, &config, family).err();
+    Ok((facts, problem))
+}
+
+fn read_weights(
+    facts: &mut Facts,
+    folder: &Folder,
+    config: &Config,
+    family: Option<&Family>,
+) -> Result<(), CheckpointError> {
+    let shards = Shards::open(folder)?;
+    facts.weight_bytes = shards.bytes();
+    let Some(family) = family else {
+        from_headers(facts, config, &shards);
+        return Ok(());
+    };
+    let (spec, tensors) = describe(folder, config, family, &shards, None)?;
+    facts.parameters = tensors.iter().map(|tensor| tensor.parameters()).sum();
+    facts.formats = spec.formats;
+    facts.mtp = spec.mtp.is_some();
+    facts.mtp_formats = spec.mtp.map(|mtp| mtp.formats).unwrap_or_default();
+    Ok(())
 }
 
 /// Formats and counts from shapes alone.

@@ -36,7 +36,7 @@ use tensorfold_plugin_api::model_spec::ModelSpec;
 
 pub use self::element::ElementType;
 pub use self::error::{CheckpointError, TensorFaults};
-pub use self::facts::{Facts, read_facts};
+pub use self::facts::{Facts, read_facts, survey};
 pub use self::folder::Folder;
 pub use self::generation::GenerationDefaults;
 pub use self::quantization::Packing;
@@ -375,6 +375,69 @@ mod tests {
         assert_eq!(checkpoint.spec.norm_weight_offset, 1.0);
         let mtp = checkpoint.spec.mtp.unwrap();
         assert_eq!((mtp.norm_weight_offset, mtp.formats), (0.0, vec!["mlx-q4g64".to_owned()]));
+    }
+
+    /// A safetensors file with tensors renamed, or dropped for `None`.
+    fn renamed(bytes: &[u8], rename: impl Fn(&str) -> Option<String>) -> Vec<u8> {
+        let file = safetensors::SafeTensors::deserialize(bytes).unwrap();
+        let tensors = file.iter().filter_map(|(name, view)| Some((rename(name)?, view)));
+        safetensors::serialize(tensors, None).unwrap()
+    }
+
+    #[test]
+    fn an_unpacked_head_beside_a_packed_model_shows_how_its_norms_are_stored() {
+        let root = changed(MLX, "mtp.safetensors", |_| {
+            let weights = fs::read(Path::new(HF).join("model.safetensors")).unwrap();
+            renamed(&weights, |name| name.strip_prefix("mtp.").map(str::to_owned))
+        });
+        fs::remove_file(root.path().join("mtp-4bit.safetensors")).unwrap();
+        let checkpoint = Checkpoint::open(root.path()).unwrap();
+        assert_eq!(checkpoint.spec.norm_weight_offset, 0.0);
+        let mtp = checkpoint.spec.mtp.unwrap();
+        assert_eq!((mtp.norm_weight_offset, mtp.formats), (1.0, vec!["bf16".to_owned()]));
+    }
+
+    #[test]
+    fn a_text_only_export_is_the_same_model() {
+        let root = changed(HF, "model.safetensors", |bytes| {
+            renamed(&bytes, |name| Some(name.replace("model.language_model.", "model.")))
+        });
+        let config: serde_json::Value =
+            serde_json::from_slice(&fs::read(Path::new(HF).join("config.json")).unwrap()).unwrap();
+        fs::write(root.path().join("config.json"), config["text_config"].to_string()).unwrap();
+        assert_eq!(Checkpoint::open(root.path()).unwrap().spec, open(HF).spec);
+    }
+
+    #[test]
+    fn a_snapshot_in_the_hubs_cache_opens_through_its_links() {
+        let root = tempfile::tempdir().unwrap();
+        let repository = root.path().join("models--acme--tiny");
+        let commit = "0123456789abcdef0123456789abcdef01234567";
+        for folder in ["blobs", "refs", &format!("snapshots/{commit}")] {
+            fs::create_dir_all(repository.join(folder)).unwrap();
+        }
+        fs::write(repository.join("refs/main"), commit).unwrap();
+        for (index, entry) in fs::read_dir(MLX).unwrap().flatten().enumerate() {
+            fs::copy(entry.path(), repository.join(format!("blobs/{index}"))).unwrap();
+            let link = repository.join("snapshots").join(commit).join(entry.file_name());
+            std::os::unix::fs::symlink(format!("../../blobs/{index}"), link).unwrap();
+        }
+        let path = root.path().as_os_str().to_owned();
+        let cache = HubCache::from_variables(|name| (name == "HF_HUB_CACHE").then(|| path.clone()));
+        let resolved = resolve("acme/tiny", &cache).unwrap();
+        let checkpoint = Checkpoint::open(&resolved.directory).unwrap();
+        assert_eq!((checkpoint.name.as_str(), checkpoint.has_mtp()), ("tiny", true));
+    }
+
+    #[test]
+    fn a_survey_tells_what_it_can_of_a_broken_checkpoint() {
+        let root = changed(MLX, "config.json", |bytes| bytes);
+        fs::remove_file(root.path().join("model.safetensors")).unwrap();
+        let (facts, problem) = survey(root.path()).unwrap();
+        assert_eq!((facts.family.as_str(), facts.context_window), ("qwen3_5", Some(4096)));
+        let problem = problem.unwrap().to_string();
+        assert!(problem.contains("1 of its 1 weight files are missing"), "{problem}");
+        assert_eq!(read_facts(root.path()).unwrap_err().to_string(), problem);
     }
 
     #[test]

@@ -62,7 +62,12 @@ impl Detokenizer {
                 take_characters(held)
             }
             State::Window { tokens, told } => {
+                // Bytes are decoded as a run: the last one decides for them all.
+                let in_run = is_byte(&token);
                 tokens.push(token);
+                if in_run {
+                    return String::new();
+                }
                 let text = untold(&self.tokenizer, tokens, *told);
                 // The replacement character may be half of a character.
                 let Some(text) = text.filter(|text| !text.is_empty() && !text.ends_with('\u{fffd}')) else {
@@ -97,6 +102,11 @@ fn visible_token(tokenizer: &Tokenizer, id: u32) -> Option<String> {
         .simple_id_to_token(id)
         .or_else(|| tokenizer.get_model().id_to_token(id))
         .filter(|token| !added.is_special_token(token))
+}
+
+/// Whether a token stands for one byte: `<0x0A>`.
+fn is_byte(token: &str) -> bool {
+    token.len() == 6 && token.starts_with("<0x") && token.ends_with('>')
 }
 
 /// The text of all tokens beyond that of the first `told`.
@@ -219,6 +229,44 @@ mod tests {
         assert_eq!(text, "a<think>");
     }
 
+    /// A tokenizer whose tokens depend on their neighbours: spaces are written
+    /// `▁`, the first one is dropped, and bytes have tokens of their own.
+    fn metaspace() -> Arc<Tokenizer> {
+        let mut vocabulary: serde_json::Map<String, serde_json::Value> =
+            (0..256).map(|byte| (format!("<0x{byte:02X}>"), byte.into())).collect();
+        for (index, token) in ["▁", "▁a", "a", "é", "▁▁", "<s>"].iter().enumerate() {
+            vocabulary.insert((*token).into(), (256 + index).into());
+        }
+        let tokenizer = serde_json::json!({
+            "version": "1.0",
+            "added_tokens": [{ "id": 261, "content": "<s>", "special": true, "single_word": false,
+                "lstrip": false, "rstrip": false, "normalized": false }],
+            "decoder": { "type": "Sequence", "decoders": [
+                { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
+                { "type": "ByteFallback" },
+                { "type": "Fuse" },
+                { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
+            ] },
+            "model": { "type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": true },
+        });
+        Arc::new(Tokenizer::from_bytes(tokenizer.to_string()).unwrap())
+    }
+
+    #[test]
+    fn neighbours_decide_and_a_character_still_comes_whole() {
+        let tokenizer = metaspace();
+        assert_eq!(Decoding::of(&tokenizer), Decoding::Window);
+        // <s>, " a" at the start, " a", the four bytes of a rocket, two spaces.
+        let ids = [261, 257, 257, 0xf0, 0x9f, 0x9a, 0x80, 260, 258];
+        let (text, pieces) = pieces(&tokenizer, Decoding::Window, &ids);
+        assert_eq!(text, "a a🚀  a");
+        assert_eq!(
+            pieces[..7].iter().map(String::as_str).collect::<Vec<_>>(),
+            ["", "a", " a", "", "", "", ""]
+        );
+        assert!(pieces[7].starts_with("🚀"), "{pieces:?}");
+    }
+
     proptest! {
         #[test]
         fn pieces_join_to_the_decoded_whole(ids in prop::collection::vec(0u32..1030, 0..40), demo: bool) {
@@ -226,6 +274,15 @@ mod tests {
             let ids: Vec<u32> = ids.into_iter().map(|id| if demo { id * 8 } else { id }).collect();
             let whole = tokenizer.decode(&ids, true).unwrap();
             prop_assert_eq!(&pieces(&tokenizer, Decoding::Bytes, &ids).0, &whole);
+            prop_assert_eq!(&pieces(&tokenizer, Decoding::Window, &ids).0, &whole);
+        }
+
+        #[test]
+        fn pieces_join_where_neighbours_decide(
+            ids in prop::collection::vec(prop_oneof![256u32..262, prop::sample::select(vec![0x41u32, 0xf0, 0x9f, 0x9a, 0x80])], 0..24),
+        ) {
+            let tokenizer = metaspace();
+            let whole = tokenizer.decode(&ids, true).unwrap();
             prop_assert_eq!(&pieces(&tokenizer, Decoding::Window, &ids).0, &whole);
         }
 
