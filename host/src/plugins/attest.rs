@@ -130,6 +130,22 @@ mod tests {
     }
 
     #[test]
+    fn two_plugins_of_one_root_module_type_answer_each_for_itself() {
+        let folder = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
+        for name in ["cuda", "hip"] {
+            let path = folder.join(format!("libtensorfold_backend_{name}.so"));
+            let image = image::read(&path).unwrap();
+            let manifest = Manifest::parse(image.manifest.as_deref().unwrap(), "test").unwrap().manifest;
+            assert_eq!(manifest.plugin.backend, name);
+            let opened = open::open(&path, image.identity).unwrap();
+            let descriptor =
+                super::super::cross_check::cross_check(opened.descriptor(), &image, &manifest, &path)
+                    .unwrap();
+            assert_eq!(attest(&opened, descriptor.table, &manifest, None).unwrap(), Layout::Attested);
+        }
+    }
+
+    #[test]
     fn a_symbol_that_is_no_root_module_is_refused_and_not_believed() {
         let folder = tempfile::tempdir().unwrap();
         let path = CPlugin::new("backend-test")

@@ -42,11 +42,13 @@ pub mod globs;
 pub mod hardware;
 pub mod image;
 pub mod inspect;
+pub mod load;
 pub mod log_bridge;
 pub mod machine;
 pub mod memory_map;
 pub mod open;
 pub mod plugin;
 pub mod search;
+pub mod select;
 #[cfg(test)]
 pub(crate) mod testing;
