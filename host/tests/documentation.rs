@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use tensorfold::plugins::environment::KNOWN_VARIABLES;
 use tensorfold::plugins::lifecycle::Code;
 
 fn page(name: &str) -> String {
@@ -18,4 +19,12 @@ fn every_code_of_the_life_cycle_is_in_the_reference_with_its_state() {
     }
     let rows = page.lines().filter(|line| line.starts_with("| `")).count();
     assert_eq!(rows, Code::ALL.len(), "docs/src/reference/exit-codes.md has codes that do not exist");
+}
+
+#[test]
+fn every_variable_that_is_read_is_in_the_reference() {
+    let page = page("reference/environment.md");
+    for name in KNOWN_VARIABLES {
+        assert!(page.contains(&format!("`{name}`")), "docs/src/reference/environment.md lacks {name}");
+    }
 }

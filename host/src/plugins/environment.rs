@@ -16,18 +16,12 @@ pub const VISIBILITY_VARIABLES: &[&str] = &[
     "ROCR_VISIBLE_DEVICES",
 ];
 
-/// Every variable beginning with `TENSORFOLD_` that some part of the program reads.
+/// Every variable beginning with `TENSORFOLD_` that some part of the program or of its own plugins reads, and the two
+/// that switch off what this program never does. Anything else is reported: a setting is never accepted and ignored.
 pub const KNOWN_VARIABLES: &[&str] = &[
     "TENSORFOLD_API_KEY",
-    "TENSORFOLD_BENCHMARK_TOKEN",
-    "TENSORFOLD_CUDA_KERNELS",
-    "TENSORFOLD_CUDA_MEMORY_LIMIT_GB",
-    "TENSORFOLD_HIP_MEMORY_LIMIT_GB",
-    "TENSORFOLD_LANG",
     "TENSORFOLD_LOG",
     "TENSORFOLD_LOG_FORMAT",
-    "TENSORFOLD_MEMORY_LIMIT_GB",
-    "TENSORFOLD_MEMORY_RESERVE_GIB",
     "TENSORFOLD_MLX_DIR",
     "TENSORFOLD_NO_LIVE",
     "TENSORFOLD_NO_UPDATE_CHECK",
@@ -35,10 +29,8 @@ pub const KNOWN_VARIABLES: &[&str] = &[
     "TENSORFOLD_PLUGIN_DISABLE",
     "TENSORFOLD_PLUGIN_PATH",
     "TENSORFOLD_PLUGIN_SELECT",
-    "TENSORFOLD_PREFILL_ROWS",
     "TENSORFOLD_REQUEST_LOG",
     "TENSORFOLD_SEED_SALT",
-    "TENSORFOLD_SLEEP_TOKEN",
 ];
 
 /// What the process was started with, as far as finding plugins is concerned.
