@@ -10,11 +10,11 @@ use axum::http::{Response, StatusCode};
 use futures_util::stream;
 use serde_json::{Map, Value, json};
 
-use super::chat_text::{Piece, ToolCall};
 use super::error::{ApiError, json_response};
 use super::identity::new_id;
 use super::prompt::Interface;
 use super::reply::{Reply, Step, Summary};
+use crate::text::{Piece, ToolCall};
 
 /// Waits for the whole reply and answers with one document.
 pub(super) async fn whole(mut reply: Reply) -> Result<Response<Body>, ApiError> {

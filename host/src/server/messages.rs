@@ -49,6 +49,15 @@ pub(super) fn later_systems_as_users(messages: &[Value]) -> Option<Vec<Value>> {
     Some(messages.iter().enumerate().map(rewrite).collect())
 }
 
+/// Whether a rendered prompt holds the text of every system message but a first one.
+pub(super) fn later_systems_are_in(messages: &[Value], prompt: &str) -> bool {
+    messages
+        .iter()
+        .skip(1)
+        .filter(|message| message["role"] == "system")
+        .all(|message| prompt.contains(text_of(message).trim()))
+}
+
 fn text_of(message: &Value) -> &str {
     message["content"].as_str().unwrap_or_default()
 }
@@ -205,6 +214,7 @@ mod tests {
         assert_eq!(rewritten[0]["role"], "system");
         assert_eq!(rewritten[2], json!({"role": "user", "content": "d"}));
         assert_eq!(later_systems_as_users(&read[..2]), None);
+        assert!(later_systems_are_in(&read, "a b c d") && !later_systems_are_in(&read, "a b c"));
     }
 
     #[test]

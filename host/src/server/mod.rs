@@ -17,7 +17,6 @@
 
 mod answer;
 mod body;
-mod chat_text;
 mod connections;
 mod error;
 mod fields;
@@ -43,12 +42,11 @@ mod watch;
 use std::io;
 use std::path::PathBuf;
 
-pub use chat_text::{ChatText, Conversation, Piece, RenderedPrompt, ReplyText, ReplyTextOptions, ToolCall};
 pub use keys::KeyError;
 pub use options::{
     DEFAULT_BODY_LIMIT_BYTES, DEFAULT_MAX_TOKENS, DEFAULT_PORT, ServeEnvironment, ServeOptions,
 };
-pub use serve::Server;
+pub use serve::{ServedModel, Server};
 
 /// Why a server cannot serve.
 #[derive(Debug, thiserror::Error)]

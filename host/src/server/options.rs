@@ -114,6 +114,8 @@ pub(super) struct Settings {
     pub(super) max_tokens: u32,
     pub(super) sampling: Sampling,
     pub(super) thinking: Thinking,
+    /// Levels that the template names.
+    pub(super) effort_levels: Vec<&'static str>,
     pub(super) thinking_budget: u32,
     pub(super) seed_salt: i64,
     pub(super) body_limit_bytes: usize,

@@ -5,13 +5,13 @@
 
 use serde_json::{Map, Value};
 
-use super::chat_text::{ChatText, Conversation, RenderedPrompt, ReplyTextOptions};
 use super::error::ApiError;
 use super::fields::{Fields, wanted};
-use super::messages::{later_systems_as_users, read_messages};
+use super::messages::{later_systems_are_in, later_systems_as_users, read_messages};
 use super::options::Settings;
 use super::reply_fields::ReplyFields;
 use super::thinking::Thinking;
+use crate::text::{ChatPrompt, PromptError, RenderedPrompt, ReplyOptions, TextModel, ToolTypes};
 
 /// Which interface a request uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(super) struct Prepared {
     /// Whether the model was asked to think.
     pub(super) thinking: bool,
     pub(super) effort: Option<String>,
-    pub(super) text: ReplyTextOptions,
+    pub(super) text: ReplyOptions,
 }
 
 /// Understands a body that came to `route`.
@@ -41,7 +41,7 @@ pub(super) fn prepare(
     route: Interface,
     body: &Map<String, Value>,
     settings: &Settings,
-    text: &dyn ChatText,
+    text: &TextModel,
 ) -> Result<Prepared, ApiError> {
     let fields = Fields::new(body);
     let model = settings.model_id(fields.text("model")?).to_owned();
@@ -54,7 +54,7 @@ pub(super) fn prepare(
     if prompt.is_empty() {
         return Err(ApiError::bad_request("prompt is empty: it needs at least one token"));
     }
-    let options = ReplyTextOptions { stop: reply.stop.clone(), ..ReplyTextOptions::default() };
+    let options = ReplyOptions { stops: reply.stop.clone(), ..ReplyOptions::default() };
     Ok(Prepared {
         interface: Interface::Completion,
         model,
@@ -71,58 +71,60 @@ fn chat(
     model: String,
     reply: ReplyFields,
     settings: &Settings,
-    text: &dyn ChatText,
+    text: &TextModel,
 ) -> Result<Prepared, ApiError> {
     let messages = match fields.get("messages") {
         Some(messages) => read_messages(messages)?,
         None => return Err(ApiError::bad_request("messages is missing: it holds the conversation")),
     };
     let tools = read_tools(fields, text)?;
-    let (thinking, variables) = Thinking::read(fields, &settings.thinking, text.effort_levels())?;
-    let conversation = Conversation {
-        messages,
-        tools,
-        enable_thinking: thinking.enabled,
-        reasoning_effort: thinking.effort.clone().filter(|_| thinking.enabled),
+    let (thinking, variables) = Thinking::read(fields, &settings.thinking, &settings.effort_levels)?;
+    let has_switch = text.has_thinking_switch();
+    let chat = ChatPrompt {
+        tools: &tools,
+        enable_thinking: has_switch.then_some(thinking.enabled),
+        reasoning_effort: thinking.effort.as_deref().filter(|_| thinking.enabled),
         variables,
+        ..ChatPrompt::new(&messages)
     };
-    let parse_calls = !conversation.tools.is_empty();
-    let rendered = render(text, conversation)?;
-    if rendered.tokens.is_empty() {
+    let rendered = render(text, &chat).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let prompt =
+        text.encode(&rendered.text, false).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    if prompt.is_empty() {
         return Err(ApiError::bad_request("the rendered prompt is empty: the messages hold no text"));
     }
-    let options = ReplyTextOptions {
-        stop: reply.stop.clone(),
+    let options = ReplyOptions {
+        stops: reply.stop.clone(),
         split_reasoning: true,
-        opens_thinking: rendered.opens_thinking,
-        parse_calls,
+        starts_in_reasoning: rendered.ends_in_reasoning,
+        tools: (!tools.is_empty()).then(|| ToolTypes::new(&tools)),
     };
     Ok(Prepared {
         interface: Interface::Chat,
         model,
         fields: reply,
-        prompt: rendered.tokens,
-        thinking: rendered.opens_thinking || (thinking.enabled && text.has_thinking_switch()),
+        prompt,
+        thinking: rendered.ends_in_reasoning || (thinking.enabled && has_switch),
         effort: thinking.effort.filter(|_| thinking.enabled),
         text: options,
     })
 }
 
-fn render(text: &dyn ChatText, conversation: Conversation) -> Result<RenderedPrompt, ApiError> {
-    let problem = match text.render(&conversation) {
-        Ok(rendered) => return Ok(rendered),
-        Err(problem) => problem,
-    };
-    if let Some(messages) = later_systems_as_users(&conversation.messages)
-        && let Ok(rendered) = text.render(&Conversation { messages, ..conversation })
-    {
-        return Ok(rendered);
+/// Renders, with later system messages as user messages where the template
+/// refuses them or leaves them out.
+fn render(text: &TextModel, chat: &ChatPrompt<'_>) -> Result<RenderedPrompt, PromptError> {
+    let rendered = text.render(chat);
+    if rendered.as_ref().is_ok_and(|rendered| later_systems_are_in(chat.messages, &rendered.text)) {
+        return rendered;
     }
-    Err(ApiError::bad_request(format!("the chat template cannot render these messages: {problem}")))
+    match later_systems_as_users(chat.messages) {
+        Some(messages) => text.render(&ChatPrompt { messages: &messages, ..chat.clone() }).or(rendered),
+        None => rendered,
+    }
 }
 
 /// The tools on offer; empty when none are or when the request hides them.
-fn read_tools(fields: Fields<'_>, text: &dyn ChatText) -> Result<Vec<Value>, ApiError> {
+fn read_tools(fields: Fields<'_>, text: &TextModel) -> Result<Vec<Value>, ApiError> {
     let one_call_only = fields.boolean("parallel_tool_calls")? == Some(false);
     let tools = match fields.get("tools") {
         None => &[][..],
@@ -177,7 +179,7 @@ fn read_tools(fields: Fields<'_>, text: &dyn ChatText) -> Result<Vec<Value>, Api
 }
 
 /// The prompt of a completion: text, or token ids run as given.
-fn completion_prompt(fields: Fields<'_>, text: &dyn ChatText) -> Result<Vec<u32>, ApiError> {
+fn completion_prompt(fields: Fields<'_>, text: &TextModel) -> Result<Vec<u32>, ApiError> {
     let Some(prompt) = fields.get("prompt") else {
         return Err(ApiError::bad_request("prompt is missing: it is a string or a list of token ids"));
     };
@@ -198,9 +200,8 @@ fn completion_prompt(fields: Fields<'_>, text: &dyn ChatText) -> Result<Vec<u32>
     }
 }
 
-fn encode(text: &dyn ChatText, prompt: &str) -> Result<Vec<u32>, ApiError> {
-    text.encode(prompt)
-        .map_err(|problem| ApiError::bad_request(format!("prompt cannot be tokenized: {problem}")))
+fn encode(text: &TextModel, prompt: &str) -> Result<Vec<u32>, ApiError> {
+    text.encode(prompt, true).map_err(|error| ApiError::bad_request(format!("prompt: {error}")))
 }
 
 fn token_ids(ids: &[Value]) -> Result<Vec<u32>, ApiError> {

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::chat_text::{Piece, ReplyText};
 use super::error::ApiError;
 use super::lines::DoneLine;
 use super::prompt::{Interface, Prepared};
@@ -15,6 +14,7 @@ use super::watch::ReplyWatch;
 use crate::engine::{
     Event, EventReceiver, FinishReason, GenerationRequest, ReplyStatistics, prompt_seed, token_digest,
 };
+use crate::text::{Piece, ReplyStream};
 
 /// A reply that is being made. Dropping it cancels it.
 pub(super) struct Reply {
@@ -25,7 +25,7 @@ pub(super) struct Reply {
     pub(super) has_tools: bool,
     app: Arc<App>,
     events: EventReceiver,
-    text: Box<dyn ReplyText>,
+    text: ReplyStream,
     prompt_tokens: usize,
     cached: u32,
     thinking: bool,
@@ -71,10 +71,11 @@ impl Reply {
             (false, _) => 0,
             (true, budget) => budget.unwrap_or(app.settings.thinking_budget),
         };
-        let watched = budget > 0 || !options.stop.is_empty();
-        let watch = watched.then(|| {
-            Box::new(ReplyWatch::new(app.text.reply(&options), budget, app.text.thinking_close())) as _
-        });
+        let watched = budget > 0 || !options.stops.is_empty();
+        let has_tools = options.tools.is_some();
+        let text = app.model.text.reply(options);
+        let watch = watched
+            .then(|| Box::new(ReplyWatch::new(text.clone(), budget, app.model.text.thinking_close())) as _);
         let prompt_tokens = prompt.len();
         let events = app
             .engine
@@ -86,7 +87,7 @@ impl Reply {
                 stop_tokens: if fields.ignore_eos {
                     Default::default()
                 } else {
-                    app.text.stop_tokens().clone()
+                    app.model.stop_tokens.clone()
                 },
                 priority: fields.priority,
                 watch,
@@ -97,10 +98,10 @@ impl Reply {
             model,
             interface,
             include_usage: fields.include_usage,
-            has_tools: options.parse_calls,
+            has_tools,
             app: app.clone(),
             events,
-            text: app.text.reply(&options),
+            text,
             prompt_tokens,
             cached: 0,
             thinking,
@@ -142,7 +143,7 @@ impl Reply {
                     if let FinishReason::StopToken(token) = reason {
                         self.tokens.push(token);
                     }
-                    if reason == FinishReason::Length && self.text.is_thinking() {
+                    if reason == FinishReason::Length && self.text.is_reasoning() {
                         self.app.lines.say(&format!(
                             "reply {} reached its {} tokens while thinking: it has no content",
                             self.id,

@@ -123,7 +123,7 @@ async fn complete(
             if let Some(log) = &app.request_log {
                 log.write(&id, &path, &object);
             }
-            prepare(route, &object, &app.settings, &*app.text)
+            prepare(route, &object, &app.settings, &app.model.text)
         }
     })
     .await
@@ -132,7 +132,7 @@ async fn complete(
 
     let stream = prepared.fields.stream;
     let (interface, model, has_tools) =
-        (prepared.interface, prepared.model.clone(), prepared.text.parse_calls);
+        (prepared.interface, prepared.model.clone(), prepared.text.tools.is_some());
     match Reply::submit(app, id.to_owned(), prepared) {
         Ok(reply) if stream => Ok(answer::streamed(reply)),
         Ok(reply) => answer::whole(reply).await.map_err(Refused::Ended),

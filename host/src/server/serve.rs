@@ -1,5 +1,6 @@
 //! A server's life: set up, answer, stop.
 
+use std::collections::BTreeSet;
 use std::future::{Future, IntoFuture};
 use std::path::Path;
 use std::pin::pin;
@@ -10,7 +11,6 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::ServeError;
-use super::chat_text::ChatText;
 use super::connections::Connections;
 use super::keys::Keys;
 use super::lines::{Lines, ServingLine};
@@ -21,12 +21,23 @@ use super::routes::router;
 use super::stopping::{Stop, Stopping, stop_signal};
 use super::thinking::Thinking;
 use crate::engine::EngineHandle;
+use crate::text::TextModel;
 
 /// How long open connections may take to end once the server stops.
 const GRACE: Duration = Duration::from_secs(2);
 /// Threads that parse and tokenize, apart from those that answer.
 const BLOCKING_THREADS: usize = 8;
 const WORKER_THREADS: usize = 4;
+
+/// A loaded model, as far as the server needs to know it.
+pub struct ServedModel {
+    /// Its tokenizer and chat template.
+    pub text: TextModel,
+    /// Ids that end a reply.
+    pub stop_tokens: BTreeSet<u32>,
+    /// What loading it took, for the serving line.
+    pub load_seconds: f64,
+}
 
 /// A server that is set up and does not answer yet.
 ///
@@ -75,17 +86,11 @@ impl Server {
         self.address.authority()
     }
 
-    /// Answers requests until SIGTERM or SIGINT. Blocks; `load_seconds` is what
-    /// the model took to load, for the serving line.
+    /// Answers requests until SIGTERM or SIGINT. Blocks.
     ///
     /// When it returns, nothing is sent any more; the engine was told to stop,
     /// and its owner waits for it with [`EngineHandle::stop`].
-    pub fn run(
-        self,
-        text: Arc<dyn ChatText>,
-        engine: EngineHandle,
-        load_seconds: f64,
-    ) -> Result<(), ServeError> {
+    pub fn run(self, model: ServedModel, engine: EngineHandle) -> Result<(), ServeError> {
         match raise_open_file_limit() {
             Ok(Some(limit)) => tracing::info!("raised the limit of open files to {limit}"),
             Ok(None) => {}
@@ -101,7 +106,7 @@ impl Server {
             .map_err(ServeError::Runtime)?;
         let outcome = runtime.block_on(async {
             let mut signals = Signals::install().map_err(ServeError::Runtime)?;
-            let running = self.start(text, engine, load_seconds)?;
+            let running = self.start(model, engine)?;
             let keys = running.app.clone();
             running.until(async move { signals.wait_for_stop(|| keys.keys.reload()).await }).await
         });
@@ -111,20 +116,17 @@ impl Server {
     }
 
     /// Begins to listen and says so.
-    pub(super) fn start(
-        self,
-        text: Arc<dyn ChatText>,
-        engine: EngineHandle,
-        load_seconds: f64,
-    ) -> Result<Running, ServeError> {
+    pub(super) fn start(self, model: ServedModel, engine: EngineHandle) -> Result<Running, ServeError> {
         let Server { options, models, seed_salt, keys, request_log, address, lines } = self;
         let effort = options.reasoning_effort.as_deref();
+        let effort_levels = model.text.effort_levels();
         let settings = Settings {
             models,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             max_tokens: options.max_tokens,
             sampling: options.sampling,
-            thinking: Thinking::default_for(options.thinking, effort, text.effort_levels()),
+            thinking: Thinking::default_for(options.thinking, effort, &effort_levels),
+            effort_levels,
             thinking_budget: options.thinking_budget,
             seed_salt,
             body_limit_bytes: options.body_limit_bytes,
@@ -135,7 +137,7 @@ impl Server {
                 "warning: {authority} can be reached from other machines and no API key is set; anybody may use this server (see --api-key)"
             ));
         }
-        if settings.thinking.enabled && text.has_thinking_switch() {
+        if settings.thinking.enabled && model.text.has_thinking_switch() {
             lines.say(
                 "thinking is on by default; --no-thinking or a request's \"enable_thinking\": false turns it off",
             );
@@ -147,12 +149,12 @@ impl Server {
             sampling: &settings.sampling,
             drafts: engine.facts().drafts,
             context: engine.context(),
-            load_seconds,
+            load_seconds: model.load_seconds,
         };
         lines.say(&serving.text());
         let (stop, stopping) = stop_signal();
         let connections = Connections::default();
-        let app = Arc::new(App { settings, text, engine, keys, lines, request_log, stopping, connections });
+        let app = Arc::new(App { settings, model, engine, keys, lines, request_log, stopping, connections });
         Ok(Running { app, listener, stop })
     }
 }
@@ -160,7 +162,7 @@ impl Server {
 /// What every request needs.
 pub(super) struct App {
     pub(super) settings: Settings,
-    pub(super) text: Arc<dyn ChatText>,
+    pub(super) model: ServedModel,
     pub(super) engine: EngineHandle,
     pub(super) keys: Keys,
     pub(super) lines: Lines,

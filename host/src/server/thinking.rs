@@ -24,7 +24,7 @@ impl Thinking {
     pub(super) fn read(
         fields: Fields<'_>,
         defaults: &Thinking,
-        levels: &[String],
+        levels: &[&str],
     ) -> Result<(Thinking, Map<String, Value>), ApiError> {
         let mut variables = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
         let inner_effort = variables.remove("reasoning_effort").filter(|effort| !effort.is_null());
@@ -60,7 +60,7 @@ impl Thinking {
     }
 
     /// The server's defaults, with the effort brought to a level that the template names.
-    pub(super) fn default_for(enabled: bool, effort: Option<&str>, levels: &[String]) -> Thinking {
+    pub(super) fn default_for(enabled: bool, effort: Option<&str>, levels: &[&str]) -> Thinking {
         let effort = effort.and_then(level_of).and_then(|level| nearest(level, levels));
         Thinking { enabled, effort }
     }
@@ -84,12 +84,12 @@ fn level_of(effort: &str) -> Option<usize> {
 }
 
 /// The level among `levels` nearest to `wanted`; of two equally near the higher.
-fn nearest(wanted: usize, levels: &[String]) -> Option<String> {
+fn nearest(wanted: usize, levels: &[&str]) -> Option<String> {
     levels
         .iter()
         .filter_map(|name| level_of(name).map(|level| (level.abs_diff(wanted), usize::MAX - level, name)))
         .min()
-        .map(|(_, _, name)| name.clone())
+        .map(|(_, _, name)| (*name).to_owned())
 }
 
 #[cfg(test)]
@@ -102,9 +102,8 @@ mod tests {
     type Outcome = (bool, Option<String>, Map<String, Value>);
 
     fn read(body: Value, levels: &[&str]) -> Result<Outcome, String> {
-        let levels: Vec<String> = levels.iter().map(|level| level.to_string()).collect();
         let defaults = Thinking { enabled: true, effort: None };
-        Thinking::read(Fields::new(body.as_object().unwrap()), &defaults, &levels)
+        Thinking::read(Fields::new(body.as_object().unwrap()), &defaults, levels)
             .map(|(thinking, variables)| (thinking.enabled, thinking.effort, variables))
             .map_err(|error| error.message)
     }

@@ -7,12 +7,12 @@ use serde_json::json;
 
 use super::super::options::{ServeEnvironment, ServeOptions};
 use super::super::serve::Server;
-use super::stub::{StubText, TestServer, tokens};
+use super::harness::{TestServer, plain_model, script};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gated_routes_need_a_key_and_health_does_not() {
-    let server = TestServer::with(StubText::new(), |options, _| options.api_keys = vec!["secret".to_owned()]);
-    server.control.reply_with(&tokens("x<end>"));
+    let server = TestServer::with(plain_model(), |options, _| options.api_keys = vec!["secret".to_owned()]);
+    server.control.reply_with(&script("x<end>"));
     let body = json!({"prompt": "x"}).to_string();
     for path in ["/v1/completions", "/v1/models", "/v1/nothing", "/metrics"] {
         for headers in [&[][..], &[("authorization", "Bearer wrong")], &[("x-api-key", "Secret")]] {
@@ -40,7 +40,7 @@ async fn gated_routes_need_a_key_and_health_does_not() {
 async fn health_tells_what_was_done_and_what_runs() {
     let server = TestServer::start();
     let mut client = server.client().await;
-    client.post("/v1/completions", &json!({"prompt": "abc", "max_tokens": 5, "ignore_eos": true})).await;
+    client.post("/v1/completions", &json!({"prompt": [1, 2, 3], "max_tokens": 5, "ignore_eos": true})).await;
     let health = client.get("/health").await;
     assert_eq!(health.status, 200);
     let health = health.json();
@@ -69,7 +69,7 @@ async fn health_tells_what_was_done_and_what_runs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_survives_every_refusal() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("x<end>"));
+    server.control.reply_with(&script("x<end>"));
     let mut client = server.client().await;
     let answer = client.request("POST", "/v1/nothing", &[], b"{\"a\": 1}").await;
     assert_eq!(
@@ -93,11 +93,11 @@ async fn a_connection_survives_every_refusal() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunked_bodies_are_read_and_large_ones_refused() {
-    let server = TestServer::with(StubText::new(), |options, engine| {
+    let server = TestServer::with(plain_model(), |options, engine| {
         options.body_limit_bytes = 100_000;
         engine.context = 4096;
     });
-    server.control.reply_with(&tokens("x<end>"));
+    server.control.reply_with(&script("x<end>"));
     let mut client = server.client().await;
     client
         .send_raw(
@@ -131,8 +131,8 @@ async fn bodies_are_logged_where_the_environment_asks_for_it() {
     let path = folder.path().join("log");
     let environment =
         ServeEnvironment { request_log: Some(path.clone().into()), ..ServeEnvironment::default() };
-    let server = TestServer::with_environment(StubText::new(), &environment, |_, _| {});
-    server.control.reply_with(&tokens("x<end>"));
+    let server = TestServer::with_environment(plain_model(), &environment, |_, _| {});
+    server.control.reply_with(&script("x<end>"));
     server.client().await.post("/v1/completions", &json!({"prompt": "remember me"})).await;
     let text = fs::read_to_string(path).unwrap();
     assert!(text.contains("\"route\":\"/v1/completions\"") && text.contains("remember me"), "{text}");
@@ -140,7 +140,7 @@ async fn bodies_are_logged_where_the_environment_asks_for_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_lines_name_the_real_port_and_what_is_worth_knowing() {
-    let server = TestServer::with(StubText::new(), |options, _| options.host = "0.0.0.0".to_owned());
+    let server = TestServer::with(plain_model(), |options, _| options.host = "0.0.0.0".to_owned());
     let port = server.address.port();
     let lines = server.lines();
     assert!(lines[0].starts_with(&format!(
@@ -153,7 +153,7 @@ async fn the_first_lines_name_the_real_port_and_what_is_worth_knowing() {
             "[tensorfold] serving stub at http://0.0.0.0:{port}/v1 (sampling: greedy; drafts: off; context: 4096; loaded in 0.5s)"
         )
     );
-    let quiet = TestServer::with(StubText::new(), |options, _| options.thinking = false);
+    let quiet = TestServer::with(plain_model(), |options, _| options.thinking = false);
     assert_eq!(quiet.lines().len(), 1);
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::stub::{StubText, TestServer, tokens};
+use super::harness::{TestServer, model_with_tools, plain_model, script, tokens};
 use crate::engine::{prompt_seed, token_digest};
 
 fn hello(more: Value) -> Value {
@@ -15,7 +15,7 @@ fn hello(more: Value) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reply_has_the_published_shape_field_by_field() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("hé!<end>"));
+    server.control.reply_with(&script("hé!<end>"));
     let answer = server.client().await.post("/v1/chat/completions", &hello(json!({}))).await;
     assert_eq!(answer.status, 200);
     let reply = answer.json();
@@ -55,7 +55,7 @@ async fn a_reply_has_the_published_shape_field_by_field() {
     assert_eq!(details["engine"], "fake");
     assert_eq!(details["sampling"], "greedy");
     assert_eq!(details["drafts"], false);
-    assert_eq!(details["token_sha"], token_digest(&tokens("hé!<end>")));
+    assert_eq!(details["token_sha"], token_digest(&script("hé!<end>")));
     assert_eq!(details["min_rows"], 1);
     for name in ["tokens_per_second", "seconds", "prefill_seconds", "time_to_first_token"] {
         assert!(details[name].as_f64().unwrap() >= 0.0, "{name}");
@@ -65,7 +65,7 @@ async fn a_reply_has_the_published_shape_field_by_field() {
         reply["speculative"],
         json!({"rounds": 4, "drafted": 0, "accepted": 0, "acceptance_rate": 0.0, "tokens_per_round": 1.25})
     );
-    let sha = token_digest(&tokens("hé!<end>"));
+    let sha = token_digest(&script("hé!<end>"));
     assert_eq!(
         server.wait_for_line("done "),
         format!(
@@ -77,13 +77,13 @@ async fn a_reply_has_the_published_shape_field_by_field() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thought_is_apart_from_content_and_counted() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("hm</think>so<end>"));
+    server.control.reply_with(&script("hm</think>so<end>"));
     let body = json!({"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "medium"});
     let reply = server.client().await.post("/v1/chat/completions", &body).await.json();
     let message = &reply["choices"][0]["message"];
     assert_eq!(*message, json!({"role": "assistant", "content": "so", "reasoning_content": "hm"}));
     assert_eq!(reply["usage"]["completion_tokens_details"]["reasoning_tokens"], 3);
-    // The template of the stub names low and high; ties go up.
+    // The template names low and high; ties go up.
     assert_eq!(reply["tensorfold"]["reasoning_effort"], "high");
     assert_eq!(reply["tensorfold"]["enable_thinking"], true);
     assert_eq!(reply["usage"]["prompt_tokens"], tokens("user:hi\neffort:high\nassistant:<think>").len());
@@ -93,23 +93,23 @@ async fn thought_is_apart_from_content_and_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_thinking_budget_cuts_at_its_token() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("abcdefgh"));
+    server.control.reply_with(&script("abcdefgh"));
     let body =
         json!({"messages": [{"role": "user", "content": "hi"}], "thinking_budget": 3, "max_tokens": 9});
     let reply = server.client().await.post("/v1/chat/completions", &body).await.json();
     // Two tokens, then the close (line break, marker, blank line) in place of the
     // third; the model goes on with what it would have said next.
-    let said = tokens("ab\n</think>\n\ndefg");
+    let said = [script("ab"), plain_model().thinking_close(), script("defg")].concat();
     assert_eq!(reply["tensorfold"]["token_sha"], token_digest(&said[..9]));
-    assert_eq!(reply["choices"][0]["message"]["reasoning_content"], "ab\n");
-    assert_eq!(reply["choices"][0]["message"]["content"], "\n\nded"[..2].to_owned() + "def");
+    assert_eq!(reply["choices"][0]["message"]["reasoning_content"], "ab");
+    assert_eq!(reply["choices"][0]["message"]["content"], "defg");
     assert_eq!(reply["choices"][0]["finish_reason"], "length");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reply_cut_while_thinking_has_empty_content_and_a_line_says_so() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("abcdefgh"));
+    server.control.reply_with(&script("abcdefgh"));
     let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4});
     let reply = server.client().await.post("/v1/chat/completions", &body).await.json();
     let message = &reply["choices"][0]["message"];
@@ -120,7 +120,7 @@ async fn a_reply_cut_while_thinking_has_empty_content_and_a_line_says_so() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_string_ends_the_reply_and_is_left_out() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("one STOP two"));
+    server.control.reply_with(&script("one STOP two"));
     let body = hello(json!({"stop": ["nowhere", "STOP"], "max_tokens": 100, "ignore_eos": true}));
     let reply = server.client().await.post("/v1/chat/completions", &body).await.json();
     assert_eq!(reply["choices"][0]["message"]["content"], "one ");
@@ -128,13 +128,13 @@ async fn a_stop_string_ends_the_reply_and_is_left_out() {
     assert_eq!(reply["stop_sequence"], "STOP");
     // The engine stopped at the very token that completed the match.
     assert_eq!(reply["usage"]["completion_tokens"], 8);
-    assert_eq!(reply["tensorfold"]["token_sha"], token_digest(&tokens("one STOP")));
+    assert_eq!(reply["tensorfold"]["token_sha"], token_digest(&script("one STOP")));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ignore_eos_runs_on_to_the_length() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("a<end>bc"));
+    server.control.reply_with(&script("a<end>bc"));
     let body = hello(json!({"ignore_eos": true, "max_tokens": 4}));
     let reply = server.client().await.post("/v1/chat/completions", &body).await.json();
     assert_eq!(reply["choices"][0]["message"]["content"], "abc");
@@ -143,12 +143,13 @@ async fn ignore_eos_runs_on_to_the_length() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_of_tools_are_told_apart() {
-    let server = TestServer::start();
-    server.control.reply_with(&tokens("<call>add {\"a\": 1}</call><call>sub {}</call><end>"));
-    let tools = json!([{"type": "function", "function": {"name": "add", "parameters": {}}}]);
+    let server = TestServer::with(model_with_tools(), |_, _| {});
+    let call = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>";
+    server.control.reply_with(&script(&format!("{call}\n{call}<end>")));
+    let parameters = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let tools = json!([{"type": "function", "function": {"name": "add", "parameters": parameters}}]);
     let body = hello(json!({"tools": tools, "tool_choice": "auto"}));
     let reply = server.client().await.post("/v1/chat/completions", &body).await.json();
-    assert_eq!(reply["usage"]["prompt_tokens"], tokens("tool:add\nuser:hi\nassistant:").len());
     let choice = &reply["choices"][0];
     assert_eq!(choice["finish_reason"], "tool_calls");
     assert_eq!(choice["message"]["content"], Value::Null);
@@ -157,14 +158,16 @@ async fn calls_of_tools_are_told_apart() {
     assert!(calls[0]["id"].as_str().unwrap().starts_with("call_"));
     assert_ne!(calls[0]["id"], calls[1]["id"]);
     assert_eq!(calls[0]["type"], "function");
-    assert_eq!(calls[0]["function"], json!({"name": "add", "arguments": "{\"a\": 1}"}));
+    assert_eq!(calls[0]["function"]["name"], "add");
+    let arguments: Value = serde_json::from_str(calls[0]["function"]["arguments"].as_str().unwrap()).unwrap();
+    assert_eq!(arguments, json!({"a": 1}));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tools_that_cannot_be_used_are_refused_and_hidden_ones_are_not_rendered() {
     let tools = json!([{"type": "function", "function": {"name": "add"}}]);
-    let server = TestServer::with(StubText::without_tools(), |_, _| {});
-    server.control.reply_with(&tokens("x<end>"));
+    let server = TestServer::with(plain_model(), |_, _| {});
+    server.control.reply_with(&script("x<end>"));
     let mut client = server.client().await;
     let body = hello(json!({ "tools": tools.clone() }));
     let answer = client.post("/v1/chat/completions", &body).await;
@@ -178,7 +181,10 @@ async fn tools_that_cannot_be_used_are_refused_and_hidden_ones_are_not_rendered(
         let reply = client.post("/v1/chat/completions", &hello(more)).await.json();
         assert_eq!(reply["usage"]["prompt_tokens"], tokens("user:hi\nassistant:").len());
     }
+    let server = TestServer::with(model_with_tools(), |_, _| {});
+    let mut client = server.client().await;
     for (more, named) in [
+        (json!({"tools": tools.clone(), "parallel_tool_calls": false}), "parallel_tool_calls false is not"),
         (json!({"tools": tools.clone(), "tool_choice": "required"}), "tool_choice \"required\""),
         (json!({"tools": tools.clone(), "tool_choice": {"type": "function"}}), "tool_choice with a named"),
         (json!({"tools": tools.clone(), "tool_choice": "maybe"}), "tool_choice must be"),
@@ -195,7 +201,7 @@ async fn tools_that_cannot_be_used_are_refused_and_hidden_ones_are_not_rendered(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn later_system_messages_become_user_messages_where_the_template_needs_it() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("x<end>"));
+    server.control.reply_with(&script("x<end>"));
     let body = hello(json!({"messages": [
         {"role": "system", "content": "a"},
         {"role": "developer", "content": "b"},
@@ -208,11 +214,40 @@ async fn later_system_messages_become_user_messages_where_the_template_needs_it(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_template_that_drops_later_system_messages_gets_them_as_user_messages() {
+    let server = TestServer::with(model_with_tools(), |_, _| {});
+    server.control.reply_with(&script("x<end>"));
+    let mut client = server.client().await;
+    let usage = async |client: &mut super::client::Client, role: &str| {
+        let body = hello(json!({"messages": [
+            {"role": "user", "content": "c"},
+            {"role": role, "content": "remember this"},
+            {"role": "user", "content": "e"},
+        ]}));
+        client.post("/v1/chat/completions", &body).await.json()["usage"]["prompt_tokens"].clone()
+    };
+    assert_eq!(usage(&mut client, "system").await, usage(&mut client, "user").await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_template_that_refuses_the_messages_is_quoted() {
+    let server = TestServer::with(model_with_tools(), |_, _| {});
+    let body = hello(json!({"messages": [{"role": "assistant", "content": "c"}]}));
+    let answer = server.client().await.post("/v1/chat/completions", &body).await;
+    assert_eq!(answer.status, 400);
+    assert!(
+        answer.error().ends_with("refuses these messages: a user message is needed"),
+        "{}",
+        answer.error()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_model_id_is_echoed_when_it_is_ours() {
-    let server = TestServer::with(StubText::new(), |options, _| {
+    let server = TestServer::with(plain_model(), |options, _| {
         options.aliases = vec!["alias".to_owned(), "stub".to_owned()];
     });
-    server.control.reply_with(&tokens("x<end>"));
+    server.control.reply_with(&script("x<end>"));
     let mut client = server.client().await;
     for (asked, answered) in
         [(json!("alias"), "alias"), (json!("stub"), "stub"), (json!("gpt-9"), "stub"), (json!(null), "stub")]
@@ -260,7 +295,7 @@ async fn a_seed_comes_from_the_request_or_from_prompt_and_salt() {
     let prompt = tokens("user:hi\nassistant:");
     assert_ne!(prompt_seed(&prompt, 0), prompt_seed(&prompt, 1));
     let server = TestServer::start();
-    server.control.reply_with(&tokens("x<end>"));
+    server.control.reply_with(&script("x<end>"));
     let mut client = server.client().await;
     for (more, seed) in [
         (json!({"temperature": 1}), prompt_seed(&prompt, 0)),

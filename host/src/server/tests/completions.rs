@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::stub::{StubText, TestServer, VOCABULARY, tokens};
+use super::harness::{TestServer, VOCABULARY, plain_model, script, tokens};
 use crate::engine::fake::expected_reply;
 use crate::engine::token_digest;
 
@@ -20,7 +20,7 @@ async fn text_and_the_same_ids_give_the_same_reply() {
         assert!(reply["id"].as_str().unwrap().starts_with("cmpl-"));
         assert_eq!(reply["object"], "text_completion");
         assert_eq!(reply["tensorfold"]["token_sha"], wanted);
-        assert_eq!(reply["usage"]["prompt_tokens"], 9);
+        assert_eq!(reply["usage"]["prompt_tokens"], ids.len());
         assert_eq!(reply["choices"][0]["finish_reason"], "length");
         assert!(reply["choices"][0]["text"].is_string());
     }
@@ -29,18 +29,18 @@ async fn text_and_the_same_ids_give_the_same_reply() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_completion_is_plain_text_even_where_marks_occur() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("a</think>b<end>"));
+    server.control.reply_with(&script("a</think>b<end>"));
     let reply = server.client().await.post("/v1/completions", &json!({"prompt": "x"})).await.json();
     assert_eq!(
         reply["choices"],
-        json!([{"index": 0, "text": "ab", "logprobs": null, "finish_reason": "stop"}])
+        json!([{"index": 0, "text": "a</think>b", "logprobs": null, "finish_reason": "stop"}])
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_of_messages_is_answered_as_chat() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("x</think>y<end>"));
+    server.control.reply_with(&script("x</think>y<end>"));
     let body = json!({"messages": [{"role": "user", "content": "hi"}]});
     let reply = server.client().await.post("/v1/completions", &body).await.json();
     assert_eq!(reply["object"], "chat.completion");
@@ -59,8 +59,8 @@ async fn prompts_that_are_none_are_refused_by_name() {
         (json!({}), "prompt must be a string or a list of token ids, not an object"),
         (json!([1, -2]), "prompt[1] must be a token id, not -2"),
         (json!([1, true]), "prompt[1] must be a token id, not true"),
-        (json!([1, 259]), "token id 259 is outside the vocabulary: valid ids are 0 to 258"),
-        (json!([1u64 << 40]), "token id 4294967295 is outside the vocabulary: valid ids are 0 to 258"),
+        (json!([1, 1009]), "token id 1009 is outside the vocabulary: valid ids are 0 to 1008"),
+        (json!([1u64 << 40]), "token id 4294967295 is outside the vocabulary: valid ids are 0 to 1008"),
     ] {
         let answer = client.post("/v1/completions", &json!({ "prompt": prompt })).await;
         assert_eq!((answer.status, answer.error().as_str()), (400, message));
@@ -69,10 +69,10 @@ async fn prompts_that_are_none_are_refused_by_name() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_context_holds_prompt_and_reply() {
-    let server = TestServer::with(StubText::new(), |_, engine| engine.context = 20);
+    let server = TestServer::with(plain_model(), |_, engine| engine.context = 20);
     let mut client = server.client().await;
     // Said and too large: refused. Not said: what is left.
-    let body = json!({"prompt": "0123456789", "max_tokens": 11});
+    let body = json!({"prompt": vec![7; 10], "max_tokens": 11});
     let answer = client.post("/v1/completions", &body).await;
     let error = answer.json()["error"].clone();
     assert_eq!(answer.status, 400);
@@ -83,22 +83,23 @@ async fn the_context_holds_prompt_and_reply() {
     assert_eq!((&error["param"], &error["code"]), (&json!("prompt"), &json!("context_length_exceeded")));
     assert_eq!(error["type"], "invalid_request_error");
     for limit in [json!({"max_tokens": 10}), json!({"max_tokens": 0}), json!({})] {
-        let mut body = json!({"prompt": "0123456789", "ignore_eos": true});
+        let mut body = json!({"prompt": vec![7; 10], "ignore_eos": true});
         body.as_object_mut().unwrap().extend(limit.as_object().unwrap().clone());
         let reply = client.post("/v1/completions", &body).await.json();
         assert_eq!(reply["usage"]["completion_tokens"], 10);
     }
     // A prompt that leaves no room, and a chat.
-    let answer = client.post("/v1/completions", &json!({"prompt": "0123456789012345678901"})).await;
+    let answer = client.post("/v1/completions", &json!({"prompt": vec![7; 22]})).await;
     assert!(answer.error().starts_with("This server's maximum context length is 20 tokens"));
-    let messages = json!({"messages": [{"role": "user", "content": "0123456789"}]});
+    let messages =
+        json!({"messages": [{"role": "user", "content": "one two three four five six seven eight nine"}]});
     let answer = client.post("/v1/chat/completions", &messages).await;
     assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("messages")));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_servers_limit_stands_where_none_is_given() {
-    let server = TestServer::with(StubText::new(), |options, _| options.max_tokens = 3);
+    let server = TestServer::with(plain_model(), |options, _| options.max_tokens = 3);
     let body = json!({"prompt": "x", "ignore_eos": true});
     let reply = server.client().await.post("/v1/completions", &body).await.json();
     assert_eq!(reply["usage"]["completion_tokens"], 3);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::abi::Status;
 
-use super::stub::{StubText, TestServer, VOCABULARY, tokens};
+use super::harness::{TestServer, VOCABULARY, plain_model, tokens};
 use crate::engine::fake::{Fault, expected_reply};
 use crate::engine::{StopOutcome, token_digest};
 
@@ -86,7 +86,7 @@ async fn a_slow_reader_holds_up_nobody_and_misses_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_queue_is_503_with_a_time_to_come_back() {
-    let server = TestServer::with(StubText::new(), |_, engine| engine.queue = 0);
+    let server = TestServer::with(plain_model(), |_, engine| engine.queue = 0);
     server.control.hold();
     let mut first = server.client().await;
     let body = json!({"prompt": "x", "max_tokens": 1, "ignore_eos": true});

@@ -1,9 +1,9 @@
-//! The server through real sockets, over a fake engine and a stub of a text model.
+//! The server through real sockets, with a real tokenizer over an engine without a model.
 
 mod access;
 mod chat;
 mod client;
 mod completions;
 mod failures;
+mod harness;
 mod streams;
-mod stub;

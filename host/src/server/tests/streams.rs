@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::stub::{StubText, TestServer, tokens};
+use super::harness::{TestServer, model_with_tools, plain_model, script};
 use crate::engine::token_digest;
 
 fn chat(more: Value) -> Value {
@@ -19,7 +19,7 @@ fn joined(events: &[Value], name: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chat_stream_has_role_pieces_end_and_done() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("hm</think>sö<end>"));
+    server.control.reply_with(&script("hm</think>sé<end>"));
     let answer = server.client().await.post("/v1/chat/completions", &chat(json!({}))).await;
     assert_eq!(answer.status, 200);
     let events = answer.events();
@@ -33,12 +33,12 @@ async fn a_chat_stream_has_role_pieces_end_and_done() {
         assert_eq!((&event["id"], &event["created"]), (&first["id"], &first["created"]));
     }
     assert_eq!(joined(&events, "reasoning_content"), "hm");
-    assert_eq!(joined(&events, "content"), "sö");
+    assert_eq!(joined(&events, "content"), "sé");
     let last = events.last().unwrap();
     assert_eq!(last["choices"], json!([{"index": 0, "delta": {}, "finish_reason": "stop"}]));
     assert_eq!(last["usage"]["completion_tokens"], 7);
     assert_eq!(last["exact_mode"], "exact");
-    assert_eq!(last["tensorfold"]["token_sha"], token_digest(&tokens("hm</think>sö<end>")));
+    assert_eq!(last["tensorfold"]["token_sha"], token_digest(&script("hm</think>sé<end>")));
     assert_eq!(last["speculative"]["rounds"], 6);
     for event in &events[..events.len() - 1] {
         assert_eq!(event.get("usage"), None);
@@ -49,7 +49,7 @@ async fn a_chat_stream_has_role_pieces_end_and_done() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_comes_alone_when_it_is_asked_for() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("x<end>"));
+    server.control.reply_with(&script("x<end>"));
     let body = chat(json!({"stream_options": {"include_usage": true}, "reasoning_effort": "none"}));
     let events = server.client().await.post("/v1/chat/completions", &body).await.events();
     let [.., end, usage] = &events[..] else { panic!("{events:?}") };
@@ -62,7 +62,7 @@ async fn usage_comes_alone_when_it_is_asked_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_completion_stream_carries_text_and_no_role() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("one END two"));
+    server.control.reply_with(&script("one END two"));
     let body = json!({"stream": true, "prompt": "x", "stop": "END", "max_tokens": 50});
     let events = server.client().await.post("/v1/completions", &body).await.events();
     let text: String = events.iter().map(|event| event["choices"][0]["text"].as_str().unwrap()).collect();
@@ -75,8 +75,9 @@ async fn a_completion_stream_carries_text_and_no_role() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_tools_the_role_comes_before_the_first_piece() {
-    let server = TestServer::start();
-    server.control.reply_with(&tokens("<call>add {\"a\": 1}</call><end>"));
+    let server = TestServer::with(model_with_tools(), |_, _| {});
+    let call = "<tool_call>\n<function=add>\n<parameter=a>\nb\n</parameter>\n</function>\n</tool_call>";
+    server.control.reply_with(&script(&format!("{call}<end>")));
     let tools = json!([{"type": "function", "function": {"name": "add"}}]);
     let body = chat(json!({"tools": tools, "reasoning_effort": "none"}));
     let events = server.client().await.post("/v1/chat/completions", &body).await.events();
@@ -86,7 +87,10 @@ async fn with_tools_the_role_comes_before_the_first_piece() {
     assert_eq!((&call["index"], &call["type"]), (&json!(0), &json!("function")));
     assert_eq!(call["function"], json!({"name": "add", "arguments": ""}));
     assert!(call["id"].as_str().unwrap().starts_with("call_"));
-    assert_eq!(*deltas[2], json!({"tool_calls": [{"index": 0, "function": {"arguments": "{\"a\": 1}"}}]}));
+    assert_eq!(
+        *deltas[2],
+        json!({"tool_calls": [{"index": 0, "function": {"arguments": "{\"a\": \"b\"}"}}]})
+    );
     assert_eq!(events[3]["choices"][0]["finish_reason"], "tool_calls");
 }
 
@@ -108,7 +112,7 @@ async fn a_stream_and_a_whole_reply_say_the_same() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_context_refusal_opens_the_stream_and_every_other_refusal_does_not() {
-    let server = TestServer::with(StubText::new(), |_, engine| engine.context = 8);
+    let server = TestServer::with(plain_model(), |_, engine| engine.context = 8);
     let mut client = server.client().await;
     let answer = client.post("/v1/chat/completions", &chat(json!({}))).await;
     assert_eq!(answer.status, 200);
@@ -124,7 +128,7 @@ async fn a_context_refusal_opens_the_stream_and_every_other_refusal_does_not() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pieces_arrive_while_the_reply_is_made() {
     let server = TestServer::start();
-    server.control.reply_with(&tokens("abc<end>"));
+    server.control.reply_with(&script("abc<end>"));
     server.control.hold();
     let mut client = server.client().await;
     let body = json!({"stream": true, "prompt": "x"}).to_string();
