@@ -14,8 +14,6 @@ use crate::plugins::hardware::Hardware;
 pub struct Facts<'a> {
     /// The host.
     pub host: &'a HostFacts,
-    /// What programs of this machine are built for.
-    pub machine: Option<&'a MachineFacts>,
     /// What the kernel tells about the machine.
     pub hardware: Option<&'a Hardware>,
     /// The drafter that `--drafter` names, from its config.
@@ -27,7 +25,7 @@ pub struct Facts<'a> {
 impl<'a> Facts<'a> {
     /// Nothing is known but the host itself.
     pub fn of_host(host: &'a HostFacts) -> Self {
-        Self { host, machine: None, hardware: None, drafter: None, model: None }
+        Self { host, hardware: None, drafter: None, model: None }
     }
 }
 
@@ -63,31 +61,6 @@ impl HostFacts {
             drafters: Vec::new(),
             runs_ranks: false,
         }
-    }
-}
-
-/// What programs of this machine are built for, in the words of manifests.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MachineFacts {
-    /// Operating system.
-    pub os: &'static str,
-    /// Processor architecture.
-    pub arch: &'static str,
-    /// C library of this program: a library of another one can not be loaded into it.
-    pub libc: &'static str,
-}
-
-impl MachineFacts {
-    /// The machine that this program was built for.
-    pub const fn of_this_program() -> Self {
-        let libc = if cfg!(target_env = "gnu") {
-            "gnu"
-        } else if cfg!(target_env = "musl") {
-            "musl"
-        } else {
-            "none"
-        };
-        Self { os: std::env::consts::OS, arch: std::env::consts::ARCH, libc }
     }
 }
 

@@ -21,10 +21,10 @@ use std::path::Path;
 use tensorfold_plugin_api::manifest::Manifest;
 use tensorfold_plugin_api::vocabulary::{Code, GivenFlags};
 
-use super::lifecycle::Level;
+use super::lifecycle::{Finding, Level};
 
 pub use drafting::wants_drafter_facts;
-pub use facts::{DrafterFacts, Facts, HostFacts, MachineFacts, ModelFacts, OwnHead};
+pub use facts::{DrafterFacts, Facts, HostFacts, ModelFacts, OwnHead};
 pub use flags::PluginOptions;
 pub use machine::agreement;
 pub use refusal::Refusal;
@@ -45,12 +45,18 @@ pub struct Subject<'a> {
 impl Subject<'_> {
     /// The beginning of a refusal of this plugin.
     fn refuse(&self, code: Code, what: impl Into<String>) -> Refusal {
+        self.about(Finding::error(code, what))
+    }
+
+    /// A finding about this plugin.
+    fn about(&self, finding: Finding) -> Refusal {
         let plugin = &self.manifest.plugin;
-        let refusal = Refusal::new(code, what).plugin(&plugin.id, plugin.version.to_string());
-        match self.path {
-            Some(path) => refusal.at(path),
-            None => refusal,
-        }
+        let finding = finding.plugin(&plugin.id, plugin.version.to_string());
+        let finding = match self.path {
+            Some(path) => finding.at(path),
+            None => finding,
+        };
+        Refusal { finding, sentence: None }
     }
 
     fn engine(&self) -> &str {
@@ -105,14 +111,10 @@ pub const CHECKS: &[Check] = &[
     Check { name: "host-ranks", stage: Stage::Request, run: ranks::host_ranks },
     Check { name: "context", stage: Stage::Request, run: ranks::context },
     Check { name: "kv-dtype", stage: Stage::Request, run: ranks::kv_dtype },
-    Check { name: "system", stage: Stage::Target, run: machine::system },
-    Check { name: "libc", stage: Stage::Target, run: machine::libc },
-    Check { name: "cpu-features", stage: Stage::Target, run: machine::cpu_features },
+    Check { name: "target", stage: Stage::Target, run: machine::target },
     Check { name: "abi", stage: Stage::Abi, run: machine::abi },
     Check { name: "interfaces", stage: Stage::Abi, run: machine::interfaces },
-    Check { name: "device", stage: Stage::Hardware, run: machine::device },
-    Check { name: "device-nodes", stage: Stage::Hardware, run: machine::device_nodes },
-    Check { name: "driver", stage: Stage::Hardware, run: machine::driver },
+    Check { name: "devices", stage: Stage::Hardware, run: machine::devices },
     Check { name: "family", stage: Stage::Model, run: model::family },
     Check { name: "family-drafter", stage: Stage::Model, run: model::drafter },
     Check { name: "family-own-head", stage: Stage::Model, run: model::own_head },

@@ -1,7 +1,6 @@
 //! A refusal: a finding, and the sentence that the user reads.
 
 use std::fmt;
-use std::path::Path;
 
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
@@ -22,30 +21,9 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// A refusal that prints in the common shape.
-    pub(super) fn new(code: Code, what: impl Into<String>) -> Self {
-        Self { finding: Finding::error(code, what), sentence: None }
-    }
-
     /// Prints this sentence and nothing else.
     pub(super) fn saying(mut self, sentence: String) -> Self {
         self.sentence = Some(sentence);
-        self
-    }
-
-    /// Refuses nothing: it is only said.
-    pub(super) fn as_warning(mut self) -> Self {
-        self.finding.level = crate::plugins::lifecycle::Level::Warning;
-        self
-    }
-
-    pub(super) fn plugin(mut self, id: &str, version: String) -> Self {
-        self.finding = self.finding.plugin(id, version);
-        self
-    }
-
-    pub(super) fn at(mut self, path: &Path) -> Self {
-        self.finding = self.finding.at(path);
         self
     }
 
