@@ -145,8 +145,9 @@ impl NativePlugin {
 /// Writes a sidecar as a vendor's build does: from the library, by the program.
 pub(crate) fn write_sidecar(library: &Path, sidecar: &Path) {
     let sandbox = Sandbox::new();
-    let printed =
-        sandbox.tensorfold(["plugins".as_ref(), "manifest".as_ref(), "--from".as_ref(), library.as_os_str()]).run();
+    let printed = sandbox
+        .tensorfold(["plugins".as_ref(), "manifest".as_ref(), "--from".as_ref(), library.as_os_str()])
+        .run();
     printed.exits(0);
     std::fs::write(sidecar, &printed.stdout).unwrap();
 }

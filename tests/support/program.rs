@@ -148,7 +148,10 @@ impl Invocation {
 
     /// The command's program and arguments, for messages.
     fn words(&self) -> Vec<OsString> {
-        std::iter::once(self.command.get_program()).chain(self.command.get_args()).map(OsStr::to_owned).collect()
+        std::iter::once(self.command.get_program())
+            .chain(self.command.get_args())
+            .map(OsStr::to_owned)
+            .collect()
     }
 
     /// Runs to the end.
@@ -157,7 +160,8 @@ impl Invocation {
         // A group of its own, so that what a plugin leaves behind ends with it when time is up.
         self.command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let start = Instant::now();
-        let mut child = self.command.spawn().unwrap_or_else(|error| panic!("{words:?} does not start: {error}"));
+        let mut child =
+            self.command.spawn().unwrap_or_else(|error| panic!("{words:?} does not start: {error}"));
         let group = i32::try_from(child.id()).unwrap();
         let stdout = read_all(child.stdout.take().unwrap());
         let stderr = read_all(child.stderr.take().unwrap());

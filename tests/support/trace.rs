@@ -18,7 +18,8 @@ pub(crate) fn traced(sandbox: &Sandbox, change: impl FnOnce(Invocation) -> Invoc
     // -y writes the path behind each descriptor; without -v the arguments are short enough to stay on one line.
     let invocation = sandbox.invoke(
         Path::new("strace"),
-        ["-f", "-y", "-s", "4096", "-e", &format!("trace={calls}"), "-e", "signal=none", "-o"].map(String::from),
+        ["-f", "-y", "-s", "4096", "-e", &format!("trace={calls}"), "-e", "signal=none", "-o"]
+            .map(String::from),
     );
     let command = change(invocation.arg(&log).arg("--").arg(program()));
     assert!(
@@ -26,7 +27,8 @@ pub(crate) fn traced(sandbox: &Sandbox, change: impl FnOnce(Invocation) -> Invoc
         "these tests need strace; install it (Debian: apt-get install strace)"
     );
     let outcome = command.run();
-    let text = std::fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let text =
+        std::fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     if !text.contains("execve(") {
         outcome.fail("strace traced nothing; is tracing allowed here (ptrace)?");
     }
@@ -51,17 +53,32 @@ impl Trace {
 
     /// Paths that were opened, or that somebody tried to open.
     pub(crate) fn opened(&self) -> Vec<PathBuf> {
-        ["open", "openat", "openat2", "creat"].iter().flat_map(|name| self.of(name)).filter_map(quoted_path).collect()
+        ["open", "openat", "openat2", "creat"]
+            .iter()
+            .flat_map(|name| self.of(name))
+            .filter_map(quoted_path)
+            .collect()
     }
 
     /// Calls that make, rename or remove something in the file system.
     pub(crate) fn changes_to_files(&self) -> Vec<String> {
-        let names =
-            ["mkdir", "mkdirat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "symlink", "symlinkat"];
+        let names = [
+            "mkdir",
+            "mkdirat",
+            "rename",
+            "renameat",
+            "renameat2",
+            "unlink",
+            "unlinkat",
+            "symlink",
+            "symlinkat",
+        ];
         let mut changes: Vec<String> =
             names.iter().flat_map(|name| self.of(name).map(move |call| format!("{name}({call}"))).collect();
         let creating = ["open", "openat", "openat2"].iter().flat_map(|name| self.of(name));
-        changes.extend(creating.filter(|call| call.contains("O_CREAT") || call.contains("O_TMPFILE")).map(str::to_owned));
+        changes.extend(
+            creating.filter(|call| call.contains("O_CREAT") || call.contains("O_TMPFILE")).map(str::to_owned),
+        );
         changes.extend(self.of("creat").map(str::to_owned));
         changes
     }

@@ -1,4 +1,4 @@
-//! A plugin for tests that panics in the call that its option `panic_in` names.
+//! A plugin for tests that panics in the call that its option `panic-in` names.
 //!
 //! Without the option it is sound: its engine answers every token with the next one. It shows that no panic crosses
 //! the border, whichever call it happens in.
@@ -32,8 +32,8 @@ impl Backend for Panicking {
     const OFFERS_ENGINE: bool = true;
 
     fn init(init: Init<'_>) -> Result<Self, PluginError> {
-        init.check_keys(&["panic_in"])?;
-        let fuse = Fuse(init.value("panic_in").unwrap_or_default().into());
+        init.check_keys(&["panic-in"])?;
+        let fuse = Fuse(init.value("panic-in").unwrap_or_default().into());
         fuse.burn("init");
         Ok(Panicking(fuse))
     }
