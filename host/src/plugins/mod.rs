@@ -35,6 +35,7 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()>
     written
 }
 pub mod attest;
+pub mod catalog;
 mod configuration_file;
 pub mod cross_check;
 pub mod discover;

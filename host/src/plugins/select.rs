@@ -92,12 +92,17 @@ fn nothing_text(searched: &[String], broken: &[String]) -> String {
 
 /// The plugin that answers to `name`: a backend, an alias, an id, or `id/variant`.
 ///
-/// Of several variants of one id the one that fits the hardware best is taken. What answers only by plugins that were
+/// Of several variants of one id the one that fits the hardware best is taken; `hardware` is asked for only then, so
+/// that a name alone decides without a look at devices. What answers only by plugins that were
 /// switched off or refused is an error with that reason.
 ///
 /// # Errors
 /// [`SelectError::Unknown`], [`SelectError::Ambiguous`] or [`SelectError::Unusable`].
-pub fn by_name(plugins: &[Plugin], name: &str, hardware: &Hardware) -> Result<usize, SelectError> {
+pub fn by_name<'h>(
+    plugins: &[Plugin],
+    name: &str,
+    hardware: impl FnOnce() -> &'h Hardware,
+) -> Result<usize, SelectError> {
     let answers = |plugin: &&(usize, &Plugin)| {
         plugin.1.manifest.as_ref().is_some_and(|manifest| manifest.plugin.answers_to(name))
     };
@@ -118,19 +123,28 @@ pub fn by_name(plugins: &[Plugin], name: &str, hardware: &Hardware) -> Result<us
             ids: ids.into_iter().map(str::to_owned).collect(),
         });
     }
+    if let [(index, _)] = active.as_slice() {
+        return Ok(*index);
+    }
+    if active.is_empty() {
+        if let Some(finding) = matching.iter().find_map(|(_, plugin)| plugin.life.findings().first()) {
+            return Err(SelectError::Unusable(Box::new(finding.clone())));
+        }
+        return Err(SelectError::Unknown {
+            name: one_line(name),
+            known: known_names(plugins),
+            broken: broken(plugins),
+        });
+    }
+    let hardware = hardware();
     let order = |(_, plugin): &(usize, &Plugin)| {
         let manifest = plugin.manifest.as_ref();
         let usable = plugin.life.error().is_none();
         let strength = manifest.map(|manifest| strength(manifest, hardware));
         (Reverse(usable), Reverse(strength), plugin.rank, Reverse(version(plugin)), plugin.name())
     };
-    if let Some((index, _)) = active.iter().min_by_key(|entry| order(entry)) {
-        return Ok(*index);
-    }
-    if let Some(finding) = matching.iter().find_map(|(_, plugin)| plugin.life.findings().first()) {
-        return Err(SelectError::Unusable(Box::new(finding.clone())));
-    }
-    Err(SelectError::Unknown { name: one_line(name), known: known_names(plugins), broken: broken(plugins) })
+    let best = active.iter().min_by_key(|entry| order(entry)).map_or(active[0].0, |(index, _)| *index);
+    Ok(best)
 }
 
 fn is_duplicate(plugin: &Plugin) -> bool {
@@ -381,7 +395,7 @@ mod tests {
     }
 
     fn named(plugins: &[Plugin], name: &str) -> Result<usize, SelectError> {
-        by_name(plugins, name, &Machine::new().hardware())
+        by_name(plugins, name, || panic!("a name alone decides"))
     }
 
     #[test]
@@ -416,8 +430,9 @@ mod tests {
             })
         };
         let plugins = [variant("gfx942"), variant("gfx1151")];
-        assert_eq!(by_name(&plugins, "hip", &apu().hardware()), Ok(1));
-        assert_eq!(by_name(&plugins, "backend-hip/gfx942", &apu().hardware()), Ok(0));
+        let hardware = apu().hardware();
+        assert_eq!(by_name(&plugins, "hip", || &hardware), Ok(1));
+        assert_eq!(named(&plugins, "backend-hip/gfx942"), Ok(0));
         assert_eq!(named(&plugins, "backend-hip/gfx90a").unwrap_err().code(), "backend-unknown");
     }
 
