@@ -49,7 +49,9 @@ pub mod machine;
 pub mod memory_map;
 pub mod open;
 pub mod plugin;
+pub mod probe;
 pub mod search;
 pub mod select;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod verdicts;
