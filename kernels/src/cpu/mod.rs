@@ -38,6 +38,10 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
+    /// The shapes that every CPU device computes.
+    pub const LIMITS: DeviceLimits =
+        DeviceLimits { width_multiple: simd::LANES as u32, delta_key_sizes: &[16, 32, 64, 128, 256] };
+
     /// A device of `threads` threads, the calling one included, with the best
     /// instruction set of the machine.
     ///
@@ -128,7 +132,7 @@ impl Device for CpuDevice {
     type DeltaTrace = DeltaTrace;
 
     fn limits(&self) -> DeviceLimits {
-        DeviceLimits { width_multiple: simd::LANES as u32, delta_key_sizes: &[16, 32, 64, 128, 256] }
+        CpuDevice::LIMITS
     }
 
     fn matrix<'w>(&mut self, view: MatrixView<'w>) -> DeviceResult<MatrixView<'w>> {

@@ -1,0 +1,75 @@
+//! Tokens per second of the demo model on the CPU, by thread count.
+//!
+//! `cargo bench -p tensorfold-kernels --bench decode [-- THREADS...]`
+//!
+//! A prompt of 512 tokens in one call, then 128 greedy tokens one by one, and
+//! the same verified eight at a time; the median of five runs each.
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::time::Instant;
+
+use support::*;
+use tensorfold_kernels::cpu::InstructionSet;
+use tensorfold_plugin_api::sampling::Sampling;
+
+const PROMPT: usize = 512;
+const REPLY: usize = 128;
+
+fn median(mut run: impl FnMut() -> f64) -> f64 {
+    let mut rates: Vec<f64> = (0..5).map(|_| run()).collect();
+    rates.sort_by(f64::total_cmp);
+    rates[2]
+}
+
+fn main() {
+    // Cargo passes `--bench`; numbers are ours.
+    let mut threads: Vec<usize> = std::env::args().skip(1).filter_map(|text| text.parse().ok()).collect();
+    if threads.is_empty() {
+        threads = (1..=std::thread::available_parallelism().map_or(1, usize::from)).collect();
+    }
+    let checkpoint = Checkpoint::open("models/demo", 8180);
+    let tensors = checkpoint.tensors();
+    let prompt: Vec<u32> = (0..PROMPT as u32).map(|i| (i * 37 + 11) % 8000).collect();
+    println!("set        threads  prompt tok/s  decode tok/s  verify-8 rows/s");
+    for set in InstructionSet::available() {
+        // Portable code is the reference, not a way to run models.
+        if set == InstructionSet::Portable && cfg!(target_arch = "x86_64") {
+            continue;
+        }
+        for &threads in &threads {
+            let mut executor = executor_on(&checkpoint, &tensors, threads, set);
+            let prefill = median(|| {
+                let mut lane = executor.open_lane().unwrap();
+                let start = Instant::now();
+                feed(&mut executor, &mut lane, &prompt, 1, Sampling::GREEDY);
+                let rate = PROMPT as f64 / start.elapsed().as_secs_f64();
+                executor.close_lane(lane);
+                rate
+            });
+            let mut lane = executor.open_lane().unwrap();
+            let mut pending = feed(&mut executor, &mut lane, &prompt, 1, Sampling::GREEDY).draws[0].token;
+            let decode = median(|| {
+                let start = Instant::now();
+                for _ in 0..REPLY {
+                    let token = [pending.unwrap()];
+                    pending = feed(&mut executor, &mut lane, &token, 1, Sampling::GREEDY).draws[0].token;
+                }
+                REPLY as f64 / start.elapsed().as_secs_f64()
+            });
+            let verify = median(|| {
+                let rounds = REPLY / 8;
+                let start = Instant::now();
+                for _ in 0..rounds {
+                    // Mostly wrong drafts: what counts is the rows that were computed.
+                    let mut steps = [step(&mut lane, &prompt[..8], 7, 8, Sampling::GREEDY)];
+                    executor.round(&mut steps).unwrap();
+                }
+                (rounds * 8) as f64 / start.elapsed().as_secs_f64()
+            });
+            let name = set.name();
+            println!("{name:<9}  {threads:>7}  {prefill:>12.0}  {decode:>12.0}  {verify:>15.0}");
+        }
+    }
+}

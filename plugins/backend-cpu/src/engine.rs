@@ -1,0 +1,285 @@
+//! One loaded model: lanes, snapshots and rounds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tensorfold_kernels::cpu::CpuDevice;
+use tensorfold_kernels::executor::{Executor, Lane, LaneLayer, RoundOutcome, Step};
+use tensorfold_plugin_api::plugin::{
+    DraftKind, Engine, EngineMemory, EngineMonitor, EngineStats, Handles, LaneInput, LaneOutput, Logprob,
+    PluginError, RoundReport, Snapshot, Status,
+};
+
+use crate::device::plugin_error;
+
+type CpuLane = Lane<CpuDevice>;
+
+/// A model on the machine's processors.
+pub(crate) struct CpuEngine {
+    executor: Executor<'static, CpuDevice>,
+    most_lanes: usize,
+    /// A lane is away from its place only while a call uses it.
+    lanes: Handles<Option<CpuLane>>,
+    snapshots: Handles<CpuLane>,
+    monitor: Arc<Monitor>,
+}
+
+impl CpuEngine {
+    /// `fixed_bytes` is what the engine holds besides lanes and snapshots.
+    pub(crate) fn new(
+        executor: Executor<'static, CpuDevice>,
+        most_lanes: usize,
+        fixed_bytes: u64,
+    ) -> CpuEngine {
+        let monitor = Monitor { fixed_bytes, ..Monitor::default() };
+        monitor.set_memory(0, 0);
+        CpuEngine {
+            executor,
+            most_lanes,
+            lanes: Handles::new(1),
+            snapshots: Handles::new(2),
+            monitor: Arc::new(monitor),
+        }
+    }
+
+    pub(crate) fn monitor(&self) -> Arc<Monitor> {
+        Arc::clone(&self.monitor)
+    }
+
+    fn lane(&self, lane: u64) -> Result<&CpuLane, PluginError> {
+        self.lanes.get(lane, "lane")?.as_ref().ok_or_else(|| lost(lane))
+    }
+
+    fn room_for_a_lane(&self) -> Result<(), PluginError> {
+        if self.lanes.len() < self.most_lanes {
+            return Ok(());
+        }
+        Err(PluginError::new(
+            Status::Busy,
+            format!("all {} lanes are open; close one first", self.most_lanes),
+        ))
+    }
+
+    fn copy_of(&mut self, lane: u64) -> Result<CpuLane, PluginError> {
+        let CpuEngine { executor, lanes, .. } = self;
+        let lane = lanes.get(lane, "lane")?.as_ref().ok_or_else(|| lost(lane))?;
+        executor.fork(lane).map_err(|error| plugin_error(&error))
+    }
+
+    fn count_memory(&self) {
+        let lanes = self.lanes.values().flatten().map(bytes).sum();
+        self.monitor.set_memory(lanes, self.snapshots.values().map(bytes).sum());
+    }
+
+    fn check(&self, input: &LaneInput<'_>) -> Result<(), PluginError> {
+        let held = self.lane(input.lane)?.position() as u64;
+        if held != input.position {
+            return Err(PluginError::invalid(format!(
+                "lane {:#x} holds {held} tokens, the round expects {}",
+                input.lane, input.position
+            )));
+        }
+        if input.next_drafts.kind != DraftKind::None && input.next_drafts.count > 0 {
+            return Err(PluginError::unsupported("the CPU engine makes no drafts"));
+        }
+        Ok(())
+    }
+
+    /// The round itself; `lanes` are the lanes of `inputs`.
+    fn run(&mut self, inputs: &[LaneInput<'_>], lanes: &mut [CpuLane]) -> Result<RoundOutcome, PluginError> {
+        let masks: Vec<Vec<u32>> = inputs
+            .iter()
+            .map(|input| {
+                let rows = 0..input.output_count;
+                input
+                    .allowed
+                    .map_or(Vec::new(), |masks| rows.flat_map(|row| masks.row(row).to_vec()).collect())
+            })
+            .collect();
+        let polls: Vec<_> = inputs.iter().map(|input| move || input.cancel.is_cancelled()).collect();
+        let mut steps: Vec<Step<'_, CpuDevice>> = inputs
+            .iter()
+            .zip(lanes)
+            .zip(masks.iter().zip(&polls))
+            .map(|((input, lane), (mask, poll))| Step {
+                lane,
+                tokens: input.tokens,
+                drafts: input.draft_count,
+                outputs: input.output_count,
+                sampling: input.sampling,
+                allowed: mask,
+                log_probabilities: input.logprobs.map(|count| count as u32),
+                cancelled: poll,
+            })
+            .collect();
+        self.executor.round(&mut steps).map_err(|error| plugin_error(&error))
+    }
+}
+
+impl Engine for CpuEngine {
+    fn lane_open(&mut self) -> Result<u64, PluginError> {
+        self.room_for_a_lane()?;
+        let lane = self.executor.open_lane().map_err(|error| plugin_error(&error))?;
+        let handle = self.lanes.insert(Some(lane));
+        self.count_memory();
+        Ok(handle)
+    }
+
+    fn lane_close(&mut self, lane: u64) -> Result<(), PluginError> {
+        if let Some(lane) = self.lanes.remove(lane, "lane")? {
+            self.executor.close_lane(lane);
+        }
+        self.count_memory();
+        Ok(())
+    }
+
+    fn round(
+        &mut self,
+        inputs: &[LaneInput<'_>],
+        outputs: &mut [LaneOutput<'_>],
+    ) -> Result<RoundReport, PluginError> {
+        for input in inputs {
+            self.check(input)?;
+        }
+        let mut lanes = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            lanes.extend(self.lanes.get_mut(input.lane, "lane")?.take());
+        }
+        let outcome = self.run(inputs, &mut lanes);
+        let positions: Vec<u64> = lanes.iter().map(|lane| lane.position() as u64).collect();
+        for (input, lane) in inputs.iter().zip(lanes) {
+            *self.lanes.get_mut(input.lane, "lane")? = Some(lane);
+        }
+        self.count_memory();
+        let outcome = outcome?;
+        for ((output, got), position) in outputs.iter_mut().zip(&outcome.lanes).zip(positions) {
+            output.position = position;
+            output.cancelled = got.cancelled;
+            output.accepted = got.accepted;
+            for draw in &got.draws {
+                // The executor fails the round rather than draw nothing.
+                output.tokens[output.token_count] = draw.token.unwrap_or_default();
+                output.token_count += 1;
+                for &(token, logprob) in draw.log_probabilities.iter().take(output.logprobs.len()) {
+                    output.logprobs[output.logprob_count] = Logprob { token, logprob };
+                    output.logprob_count += 1;
+                }
+            }
+        }
+        self.monitor.count(inputs, &outcome);
+        Ok(RoundReport {
+            forward_nanoseconds: Some(outcome.forward.as_nanos() as u64),
+            sample_nanoseconds: Some(outcome.draw.as_nanos() as u64),
+            ..RoundReport::default()
+        })
+    }
+
+    fn snapshot(&mut self, lane: u64) -> Result<Snapshot, PluginError> {
+        let kept = self.copy_of(lane)?;
+        let (position, bytes) = (kept.position() as u64, bytes(&kept));
+        let snapshot = self.snapshots.insert(kept);
+        self.count_memory();
+        Ok(Snapshot { snapshot, position, bytes, ..Snapshot::default() })
+    }
+
+    fn restore(&mut self, lane: u64, snapshot: u64) -> Result<(), PluginError> {
+        let CpuEngine { executor, lanes, snapshots, .. } = self;
+        let place = lanes.get_mut(lane, "lane")?;
+        let kept = snapshots.get(snapshot, "snapshot")?;
+        let restored = executor.fork(kept).map_err(|error| plugin_error(&error))?;
+        if let Some(old) = place.replace(restored) {
+            executor.close_lane(old);
+        }
+        self.count_memory();
+        Ok(())
+    }
+
+    fn fork(&mut self, lane: u64) -> Result<u64, PluginError> {
+        self.room_for_a_lane()?;
+        let fork = self.copy_of(lane)?;
+        let handle = self.lanes.insert(Some(fork));
+        self.count_memory();
+        Ok(handle)
+    }
+
+    fn drop_snapshot(&mut self, snapshot: u64) -> Result<(), PluginError> {
+        let lane = self.snapshots.remove(snapshot, "snapshot")?;
+        self.executor.close_lane(lane);
+        self.count_memory();
+        Ok(())
+    }
+}
+
+fn lost(lane: u64) -> PluginError {
+    PluginError::internal(format!("lane {lane:#x} was lost in a round that failed; close it"))
+}
+
+/// Bytes of a lane, shared ones included.
+fn bytes(lane: &CpuLane) -> u64 {
+    let layers = lane.layers().iter().map(|layer| match layer {
+        LaneLayer::KeyValues(cache) => cache.bytes(),
+        LaneLayer::Delta(state) => size_of_val(state.window()) + size_of_val(state.memory()),
+    });
+    layers.sum::<usize>() as u64
+}
+
+/// Counts and bytes that can be read during a round.
+#[derive(Debug, Default)]
+pub(crate) struct Monitor {
+    fixed_bytes: u64,
+    lane_bytes: AtomicU64,
+    snapshot_bytes: AtomicU64,
+    peak_bytes: AtomicU64,
+    rounds: AtomicU64,
+    rows: AtomicU64,
+    drawn: AtomicU64,
+    verified: AtomicU64,
+    accepted: AtomicU64,
+}
+
+impl Monitor {
+    fn set_memory(&self, lanes: u64, snapshots: u64) {
+        self.lane_bytes.store(lanes, Ordering::Relaxed);
+        self.snapshot_bytes.store(snapshots, Ordering::Relaxed);
+        self.peak_bytes.fetch_max(self.fixed_bytes + lanes + snapshots, Ordering::Relaxed);
+    }
+
+    fn count(&self, inputs: &[LaneInput<'_>], outcome: &RoundOutcome) {
+        let add = |to: &AtomicU64, count: usize| to.fetch_add(count as u64, Ordering::Relaxed);
+        add(&self.rounds, 1);
+        add(&self.rows, outcome.rows);
+        for (input, got) in inputs.iter().zip(&outcome.lanes) {
+            add(&self.drawn, got.draws.len());
+            if !got.cancelled {
+                add(&self.verified, input.draft_count);
+                add(&self.accepted, got.accepted);
+            }
+        }
+    }
+}
+
+impl EngineMonitor for Monitor {
+    fn memory(&self) -> EngineMemory {
+        let lane_bytes = self.lane_bytes.load(Ordering::Relaxed);
+        let snapshot_bytes = self.snapshot_bytes.load(Ordering::Relaxed);
+        EngineMemory {
+            used_bytes: self.fixed_bytes + lane_bytes + snapshot_bytes,
+            peak_bytes: self.peak_bytes.load(Ordering::Relaxed),
+            lane_bytes,
+            snapshot_bytes,
+            ..EngineMemory::default()
+        }
+    }
+
+    fn stats(&self) -> EngineStats {
+        EngineStats {
+            struct_size: size_of::<EngineStats>() as u32,
+            reserved: 0,
+            rounds: self.rounds.load(Ordering::Relaxed),
+            rows: self.rows.load(Ordering::Relaxed),
+            drawn: self.drawn.load(Ordering::Relaxed),
+            verified: self.verified.load(Ordering::Relaxed),
+            accepted: self.accepted.load(Ordering::Relaxed),
+        }
+    }
+}
