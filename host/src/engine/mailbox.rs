@@ -9,6 +9,10 @@ use tokio::sync::Notify;
 
 use super::request::{Event, FailureKind, FinishReason, ReplyStatistics};
 
+/// Most tokens in one event, so that no reader is handed more than a few KiB of
+/// text at once, however long it was away.
+const EVENT_TOKENS: usize = 1024;
+
 /// A mailbox: the engine's end and the reader's.
 pub(super) fn mailbox() -> (EventSender, EventReceiver) {
     let shared = Arc::new(Shared { contents: Mutex::new(Contents::default()), posted: Notify::new() });
@@ -138,7 +142,9 @@ impl Contents {
             return Some(Event::Prefilled { cached });
         }
         if !self.tokens.is_empty() {
-            return Some(Event::Tokens(std::mem::take(&mut self.tokens)));
+            let count = self.tokens.len().min(EVENT_TOKENS);
+            let rest = self.tokens.split_off(count);
+            return Some(Event::Tokens(std::mem::replace(&mut self.tokens, rest)));
         }
         let end = self.end.take()?;
         self.ended = true;
@@ -162,6 +168,20 @@ mod tests {
         assert!(matches!(receiver.next().await, Some(Event::Finished { reason: FinishReason::Length, .. })));
         assert_eq!(receiver.next().await, None);
         assert_eq!(receiver.next().await, None);
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_was_long_away_gets_its_tokens_in_portions() {
+        let (sender, mut receiver) = mailbox();
+        let tokens: Vec<u32> = (0..2500).collect();
+        sender.tokens(&tokens);
+        let mut read = Vec::new();
+        for portion in [1024, 1024, 452] {
+            let Some(Event::Tokens(tokens)) = receiver.next().await else { panic!("tokens") };
+            assert_eq!(tokens.len(), portion);
+            read.extend(tokens);
+        }
+        assert_eq!(read, tokens);
     }
 
     #[tokio::test]

@@ -65,8 +65,8 @@ pub enum Event {
         /// Prompt tokens that came from a kept state.
         cached: u32,
     },
-    /// Reply tokens, without the stop token that ends the reply. Holds all that
-    /// have settled since the last event was taken.
+    /// Reply tokens, without the stop token that ends the reply. Holds what
+    /// has settled since the last event was taken, up to some hundreds.
     Tokens(Vec<u32>),
     /// The reply is complete.
     Finished {

@@ -33,6 +33,8 @@ pub(super) struct Prepared {
     /// Whether the model was asked to think.
     pub(super) thinking: bool,
     pub(super) effort: Option<String>,
+    /// The reply ends with its first call of a tool.
+    pub(super) one_call: bool,
     pub(super) text: ReplyOptions,
 }
 
@@ -62,6 +64,7 @@ pub(super) fn prepare(
         prompt,
         thinking: false,
         effort: None,
+        one_call: false,
         text: options,
     })
 }
@@ -77,6 +80,7 @@ fn chat(
         Some(messages) => read_messages(messages)?,
         None => return Err(ApiError::bad_request("messages is missing: it holds the conversation")),
     };
+    let one_call = fields.boolean("parallel_tool_calls")? == Some(false);
     let tools = read_tools(fields, text)?;
     let (thinking, variables) = Thinking::read(fields, &settings.thinking, &settings.effort_levels)?;
     let has_switch = text.has_thinking_switch();
@@ -106,6 +110,7 @@ fn chat(
         prompt,
         thinking: rendered.ends_in_reasoning || (thinking.enabled && has_switch),
         effort: thinking.effort.filter(|_| thinking.enabled),
+        one_call: one_call && options.tools.is_some(),
         text: options,
     })
 }
@@ -125,7 +130,6 @@ fn render(text: &TextModel, chat: &ChatPrompt<'_>) -> Result<RenderedPrompt, Pro
 
 /// The tools on offer; empty when none are or when the request hides them.
 fn read_tools(fields: Fields<'_>, text: &TextModel) -> Result<Vec<Value>, ApiError> {
-    let one_call_only = fields.boolean("parallel_tool_calls")? == Some(false);
     let tools = match fields.get("tools") {
         None => &[][..],
         Some(Value::Array(tools)) => tools,
@@ -168,11 +172,6 @@ fn read_tools(fields: Fields<'_>, text: &TextModel) -> Result<Vec<Value>, ApiErr
     if !text.has_tools() {
         return Err(ApiError::bad_request(
             "tools are not supported: the chat template of this model renders none, or marks calls in a way that is not known here",
-        ));
-    }
-    if one_call_only {
-        return Err(ApiError::bad_request(
-            "parallel_tool_calls false is not supported: this engine cannot limit the number of calls yet",
         ));
     }
     Ok(tools.to_vec())

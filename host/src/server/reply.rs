@@ -63,7 +63,8 @@ pub(super) struct Summary {
 impl Reply {
     /// Hands a prepared request to the engine.
     pub(super) fn submit(app: &Arc<App>, id: String, prepared: Prepared) -> Result<Reply, ApiError> {
-        let Prepared { interface, model, fields, prompt, thinking, effort, text: options } = prepared;
+        let Prepared { interface, model, fields, prompt, thinking, effort, one_call, text: options } =
+            prepared;
         let max_tokens = reply_limit(app, interface, prompt.len(), fields.max_tokens)?;
         let mut sampling = fields.sampling;
         sampling.seed = fields.seed.unwrap_or_else(|| prompt_seed(&prompt, app.settings.seed_salt));
@@ -71,11 +72,12 @@ impl Reply {
             (false, _) => 0,
             (true, budget) => budget.unwrap_or(app.settings.thinking_budget),
         };
-        let watched = budget > 0 || !options.stops.is_empty();
+        let watched = budget > 0 || one_call || !options.stops.is_empty();
         let has_tools = options.tools.is_some();
         let text = app.model.text.reply(options);
-        let watch = watched
-            .then(|| Box::new(ReplyWatch::new(text.clone(), budget, app.model.text.thinking_close())) as _);
+        let watch = watched.then(|| {
+            Box::new(ReplyWatch::new(text.clone(), budget, app.model.text.thinking_close(), one_call)) as _
+        });
         let prompt_tokens = prompt.len();
         let events = app
             .engine

@@ -38,11 +38,11 @@ pub(super) fn router(app: Arc<App>) -> Router {
 
 /// Turns away requests to gated routes that bring no valid key.
 async fn require_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
-    if app.keys.are_required()
-        && is_gated(request.uri().path())
-        && app.keys.check(request.headers()).is_none()
-    {
-        return ApiError::unauthorized().into_response();
+    if app.keys.are_required() && is_gated(request.uri().path()) {
+        match app.keys.check(request.headers()) {
+            Some(label) => tracing::debug!(key = label, path = request.uri().path(), "request"),
+            None => return ApiError::unauthorized().into_response(),
+        }
     }
     next.run(request).await
 }

@@ -226,3 +226,32 @@ impl Signals {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn hanging_up_reloads_and_terminating_stops() {
+        let mut signals = Signals::install().unwrap();
+        let send = |number| {
+            // SAFETY: `raise` has no memory preconditions, and the handlers of
+            // `Signals` are in place, so the process goes on.
+            assert_eq!(unsafe { libc::raise(number) }, 0);
+        };
+        for stop in [libc::SIGTERM, libc::SIGINT] {
+            let reloads = Cell::new(0);
+            send(libc::SIGHUP);
+            // The stop follows only on the reload, so that both are seen to be heard.
+            signals
+                .wait_for_stop(|| {
+                    reloads.set(reloads.get() + 1);
+                    send(stop);
+                })
+                .await;
+            assert_eq!(reloads.get(), 1);
+        }
+    }
+}

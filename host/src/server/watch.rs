@@ -1,5 +1,5 @@
-//! Ends and steers replies from the engine's side: stop strings and the
-//! budget for thinking.
+//! Ends and steers replies from the engine's side: stop strings, the budget for
+//! thinking, the limit to one call of a tool.
 //!
 //! The server reads every reply as text anyway, but later and on another
 //! thread. Where text decides how a reply goes on, it has to be read at the
@@ -17,15 +17,17 @@ pub(super) struct ReplyWatch {
     budget: u32,
     /// What stands in place of that token.
     close: Vec<u32>,
+    /// The reply ends with its first call.
+    one_call: bool,
     seen: u32,
 }
 
 impl ReplyWatch {
-    /// A watch for stop strings alone, or with a `budget` above 0 and tokens
-    /// that `close` a think block for both.
-    pub(super) fn new(text: ReplyStream, budget: u32, close: Vec<u32>) -> Self {
+    /// A watch for stop strings; with a `budget` above 0 and tokens that `close`
+    /// a think block also for that, and with `one_call` for the first call.
+    pub(super) fn new(text: ReplyStream, budget: u32, close: Vec<u32>, one_call: bool) -> Self {
         let budget = if close.is_empty() { 0 } else { budget };
-        ReplyWatch { text, pieces: Vec::new(), budget, close, seen: 0 }
+        ReplyWatch { text, pieces: Vec::new(), budget, close, one_call, seen: 0 }
     }
 }
 
@@ -38,6 +40,7 @@ impl TokenWatch for ReplyWatch {
         }
         self.pieces.clear();
         self.text.push(token, &mut self.pieces);
-        if self.text.stopped().is_some() { Watch::Stop } else { Watch::Continue }
+        let called = self.one_call && self.pieces.iter().any(|piece| matches!(piece, Piece::Call(_)));
+        if called || self.text.stopped().is_some() { Watch::Stop } else { Watch::Continue }
     }
 }

@@ -148,7 +148,7 @@ async fn calls_of_tools_are_told_apart() {
     server.control.reply_with(&script(&format!("{call}\n{call}<end>")));
     let parameters = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
     let tools = json!([{"type": "function", "function": {"name": "add", "parameters": parameters}}]);
-    let body = hello(json!({"tools": tools, "tool_choice": "auto"}));
+    let body = hello(json!({"tools": tools.clone(), "tool_choice": "auto"}));
     let reply = server.client().await.post("/v1/chat/completions", &body).await.json();
     let choice = &reply["choices"][0];
     assert_eq!(choice["finish_reason"], "tool_calls");
@@ -161,6 +161,13 @@ async fn calls_of_tools_are_told_apart() {
     assert_eq!(calls[0]["function"]["name"], "add");
     let arguments: Value = serde_json::from_str(calls[0]["function"]["arguments"].as_str().unwrap()).unwrap();
     assert_eq!(arguments, json!({"a": 1}));
+
+    let body = hello(json!({"tools": tools, "parallel_tool_calls": false}));
+    let reply = server.client().await.post("/v1/chat/completions", &body).await.json();
+    let choice = &reply["choices"][0];
+    assert_eq!(choice["message"]["tool_calls"].as_array().unwrap().len(), 1);
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(reply["usage"]["completion_tokens"], script(call).len());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -184,7 +191,6 @@ async fn tools_that_cannot_be_used_are_refused_and_hidden_ones_are_not_rendered(
     let server = TestServer::with(model_with_tools(), |_, _| {});
     let mut client = server.client().await;
     for (more, named) in [
-        (json!({"tools": tools.clone(), "parallel_tool_calls": false}), "parallel_tool_calls false is not"),
         (json!({"tools": tools.clone(), "tool_choice": "required"}), "tool_choice \"required\""),
         (json!({"tools": tools.clone(), "tool_choice": {"type": "function"}}), "tool_choice with a named"),
         (json!({"tools": tools.clone(), "tool_choice": "maybe"}), "tool_choice must be"),
