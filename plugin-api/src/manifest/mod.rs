@@ -26,6 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use semver::{Version, VersionReq};
 use serde::{Serialize, Serializer};
 
+pub(crate) use check::allowed;
 pub use compare::Difference;
 pub use error::{ManifestError, ManifestErrors, Note, NoteKind};
 pub use options::{OptionError, OptionKind, OptionSpec, OptionValue};

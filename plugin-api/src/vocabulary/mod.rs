@@ -14,6 +14,7 @@ mod flags;
 mod given;
 mod keys;
 mod names;
+pub mod reference;
 pub mod sentences;
 mod values;
 
