@@ -12,8 +12,8 @@
 //!
 //! It knows text and engine, and nothing of plugins or checkpoints.
 //!
-//! A request's way: [`routes`] -> [`prompt`] (fields, messages, template, ids)
-//! -> [`reply`] (engine, events, text) -> [`answer`] (document or events).
+//! A request's way: `routes` -> `prompt` (fields, messages, template, ids)
+//! -> `reply` (engine, events, text) -> `answer` (document or events).
 
 mod answer;
 mod body;
