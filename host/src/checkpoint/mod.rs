@@ -26,6 +26,7 @@ mod names;
 mod quantization;
 mod resolve;
 mod shards;
+mod source;
 mod tensors;
 mod vocabulary;
 
@@ -41,6 +42,7 @@ pub use self::folder::Folder;
 pub use self::generation::GenerationDefaults;
 pub use self::quantization::Packing;
 pub use self::resolve::{HubCache, ResolveError, Resolved, resolve, resolve_for_reading};
+pub use self::source::CheckpointSource;
 pub use self::tensors::Tensor;
 pub(crate) use self::vocabulary::TOKENIZER_LIMIT;
 
