@@ -1,8 +1,10 @@
 //! A plugin's `tensorfold.backend/1`, called safely.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::time::Duration;
 
+use super::control::ControlThread;
 use super::services::HostTable;
 use super::{CancelHandle, HostServices};
 use crate::PluginError;
@@ -43,6 +45,9 @@ pub enum InterfaceError {
         /// The function.
         function: &'static str,
     },
+    /// The system gives no thread for the plugin's control calls.
+    #[error("no thread for the plugin: {0}")]
+    NoThread(String),
 }
 
 /// What `init` is given.
@@ -62,8 +67,8 @@ pub struct PluginClient {
     pub(super) backend: &'static TfBackendV1,
     pub(super) engine: Option<&'static TfEngineV1>,
     pub(super) host: HostTable,
-    /// Functions of class `[control]` run one at a time.
-    pub(super) control: Mutex<()>,
+    /// Where functions of class `[control]` run.
+    control: ControlThread,
 }
 
 macro_rules! require {
@@ -158,7 +163,8 @@ impl PluginClient {
             None
         };
         let host = HostTable::leak(services, configuration);
-        Ok(Arc::new(PluginClient { backend, engine, host, control: Mutex::new(()) }))
+        let control = ControlThread::start().map_err(|error| InterfaceError::NoThread(error.to_string()))?;
+        Ok(Arc::new(PluginClient { backend, engine, host, control }))
     }
 
     /// Whether the plugin runs models.
@@ -207,15 +213,20 @@ impl PluginClient {
 
     /// Calls a function of class `[control]`.
     pub(super) fn control(&self, call: impl FnOnce(*mut TfError) -> i32) -> Result<(), PluginError> {
-        let _one_at_a_time = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        self.call(call)
+        self.control.run(|| self.call(call))?
     }
 
-    /// Starts the plugin.
+    /// Starts the plugin. When `limit` passes first, the plugin may still be inside of `init`, and
+    /// every later call of class `[control]` fails at once: end the process.
     ///
     /// # Errors
-    /// What the plugin says.
-    pub fn init(&self, options: &InitOptions) -> Result<(), PluginError> {
+    /// What the plugin says; [`Status::Timeout`] when it does not answer in time.
+    pub fn init(self: &Arc<Self>, options: InitOptions, limit: Duration) -> Result<(), PluginError> {
+        let plugin = self.clone();
+        self.control.run_within(limit, move || plugin.init_here(&options))?
+    }
+
+    fn init_here(&self, options: &InitOptions) -> Result<(), PluginError> {
         let entries: Vec<TfConfigurationEntry> = options
             .configuration
             .iter()
@@ -240,7 +251,7 @@ impl PluginClient {
         let call = self.backend.init.expect("checked in new");
         // SAFETY: the table's contract; everything is borrowed for the call but the host table,
         // which lives to the end of the process.
-        self.control(|error| unsafe { call(&init, error) })
+        self.call(|error| unsafe { call(&init, error) })
     }
 
     /// The devices that the plugin sees.
@@ -248,12 +259,15 @@ impl PluginClient {
     /// # Errors
     /// What the plugin says.
     pub fn list_devices(&self) -> Result<Vec<DeviceInfo>, PluginError> {
+        self.control.run(|| self.list_devices_here())?
+    }
+
+    fn list_devices_here(&self) -> Result<Vec<DeviceInfo>, PluginError> {
         const ROOM: usize = 64;
         // SAFETY: a device info of zeroes is valid: null pointers with length 0.
         let empty: TfDeviceInfo = unsafe { std::mem::zeroed() };
         let mut devices = vec![empty; ROOM];
         let call = self.backend.list_devices.expect("checked in new");
-        let _one_at_a_time = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         let mut count = 0;
         // Devices can come and go between two calls, so the second call's count is bounded too.
         for _ in 0..2 {
@@ -268,7 +282,7 @@ impl PluginClient {
         }
         let written = devices.len().min(count as usize);
         // SAFETY: the contract says that the texts are valid until the next call of this class,
-        // which the lock holds back.
+        // which waits for this one.
         Ok(devices[..written].iter().map(|raw| unsafe { device_from_raw(raw) }).collect())
     }
 
@@ -281,11 +295,12 @@ impl PluginClient {
         let mut fit =
             TfDeviceFit { struct_size: size_of::<TfDeviceFit>() as u32, reasons: 0, text: TfStr::EMPTY };
         let call = self.backend.fit_device.expect("checked in new");
-        let _one_at_a_time = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the table's contract.
-        self.call(|error| unsafe { call(&identity, &mut fit, error) })?;
-        // SAFETY: valid until the next call of this class, which the lock holds back.
-        Ok(DeviceFit { reasons: fit.reasons, text: unsafe { fit.text.to_string_lossy() } })
+        self.control.run(|| {
+            // SAFETY: the table's contract.
+            self.call(|error| unsafe { call(&identity, &mut fit, error) })?;
+            // SAFETY: valid until the next call of this class, which waits for this one.
+            Ok(DeviceFit { reasons: fit.reasons, text: unsafe { fit.text.to_string_lossy() } })
+        })?
     }
 
     /// Opens a device.

@@ -128,11 +128,12 @@ impl<'a> RawModel<'a> {
 }
 
 /// Called with bytes done, bytes in all, and what is being done.
-type ProgressFn<'a> = &'a mut dyn FnMut(u64, u64, &str) -> ControlFlow<()>;
+type ProgressFn<'a> = &'a mut (dyn FnMut(u64, u64, &str) -> ControlFlow<()> + Send);
 
 unsafe extern "C" fn report(context: *mut c_void, done: u64, total: u64, what: TfStr) -> u8 {
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        // SAFETY: `context` is the `ProgressFn` of the call that is running, on its thread.
+        // SAFETY: `context` is the `ProgressFn` of the call that is running; the thread that
+        // owns it waits.
         let progress = unsafe { &mut *context.cast::<ProgressFn<'_>>() };
         // SAFETY: the contract of the progress struct.
         progress(done, total, &unsafe { what.to_string_lossy() })
@@ -159,7 +160,8 @@ impl DeviceClient {
         Ok(plan)
     }
 
-    /// Loads a model. `progress` hears how far it is and may break off.
+    /// Loads a model. `progress` hears, on the plugin's control thread, how far it is, and may
+    /// break off.
     ///
     /// # Errors
     /// What the plugin says.
@@ -167,7 +169,7 @@ impl DeviceClient {
         self: &Arc<Self>,
         model: Arc<dyn ModelSource>,
         setup: &EngineSetup,
-        mut progress: impl FnMut(u64, u64, &str) -> ControlFlow<()>,
+        mut progress: impl FnMut(u64, u64, &str) -> ControlFlow<()> + Send,
     ) -> Result<EngineClient, PluginError> {
         let table = self.engine_table()?;
         let call = table.open_engine.expect("checked in new");

@@ -5,6 +5,7 @@
 //! whether a plugin may be used, and nothing here opens a library.
 
 mod client;
+mod control;
 mod engine;
 mod services;
 #[cfg(test)]

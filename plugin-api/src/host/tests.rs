@@ -139,6 +139,8 @@ fn init_with(configuration: &[(&str, &str, bool)]) -> InitOptions {
     }
 }
 
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(30);
+
 fn first_device() -> DeviceIdentity {
     DeviceIdentity {
         kind: DeviceKind::Cpu,
@@ -169,7 +171,7 @@ fn a_model_runs_over_the_border_from_init_to_shutdown() {
     own_plugin!(PLUGIN, Own);
     let recorder = Recorder::default();
     let plugin = client(&PLUGIN, &recorder);
-    plugin.init(&init_with(&[])).unwrap();
+    plugin.init(init_with(&[]), LIMIT).unwrap();
     let devices = plugin.list_devices().unwrap();
     assert_eq!(devices.len(), 70, "a list longer than the first guess arrives whole");
     assert_eq!(devices[69].identity.index, 69);
@@ -214,7 +216,7 @@ fn a_model_runs_over_the_border_from_init_to_shutdown() {
     drop((engine, monitor, device));
     plugin.shutdown().unwrap();
     plugin.shutdown().unwrap();
-    plugin.init(&init_with(&[])).unwrap();
+    plugin.init(init_with(&[]), LIMIT).unwrap();
     plugin.shutdown().unwrap();
 }
 
@@ -222,10 +224,10 @@ fn a_model_runs_over_the_border_from_init_to_shutdown() {
 fn a_panic_is_a_status_and_spoils_only_its_engine() {
     own_plugin!(PLUGIN, Own);
     let plugin = client(&PLUGIN, &Recorder::default());
-    let failure = plugin.init(&init_with(&[("fail", "panic", true)])).unwrap_err();
+    let failure = plugin.init(init_with(&[("fail", "panic", true)]), LIMIT).unwrap_err();
     assert_eq!(failure.status, Status::Panicked);
     assert!(failure.message.contains("tests.rs") && failure.message.ends_with("asked to panic"), "{failure}");
-    plugin.init(&init_with(&[])).unwrap();
+    plugin.init(init_with(&[]), LIMIT).unwrap();
     let device = plugin.open_device(&first_device()).unwrap();
     let mut engine = device.open_engine(tiny_model(), &setup(), |_, _, _| ControlFlow::Continue(())).unwrap();
     let a = engine.lane_open().unwrap();
@@ -244,14 +246,14 @@ fn a_panic_is_a_status_and_spoils_only_its_engine() {
 fn failures_arrive_with_status_text_and_facts() {
     own_plugin!(PLUGIN, Own);
     let plugin = client(&PLUGIN, &Recorder::default());
-    let failure = plugin.init(&init_with(&[("fail", "error", true)])).unwrap_err();
+    let failure = plugin.init(init_with(&[("fail", "error", true)]), LIMIT).unwrap_err();
     assert_eq!(failure.status, Status::RuntimeMissing);
     assert_eq!((failure.to_string().as_str(), failure.detail("tried")), ("no driver", Some("libx.so.1")));
-    let failure = plugin.init(&init_with(&[("colour", "red", true)])).unwrap_err();
+    let failure = plugin.init(init_with(&[("colour", "red", true)]), LIMIT).unwrap_err();
     assert_eq!(failure.status, Status::Unsupported);
     assert!(failure.message.contains("colour"), "{failure}");
-    plugin.init(&init_with(&[("colour", "red", false)])).unwrap();
-    assert_eq!(plugin.init(&init_with(&[])).unwrap_err().status, Status::Busy);
+    plugin.init(init_with(&[("colour", "red", false)]), LIMIT).unwrap();
+    assert_eq!(plugin.init(init_with(&[]), LIMIT).unwrap_err().status, Status::Busy);
     let missing = DeviceIdentity { index: 5, ..first_device() };
     assert_eq!(plugin.open_device(&missing).err().unwrap().status, Status::NotFound);
     let device = plugin.open_device(&first_device()).unwrap();
@@ -259,7 +261,7 @@ fn failures_arrive_with_status_text_and_facts() {
     assert_eq!(cancelled.err().unwrap().status, Status::Cancelled);
     drop(device);
     plugin.shutdown().unwrap();
-    plugin.init(&init_with(&[("fail", "shutdown", true)])).unwrap();
+    plugin.init(init_with(&[("fail", "shutdown", true)]), LIMIT).unwrap();
     assert_eq!(plugin.shutdown().unwrap_err().message, "would not end");
 }
 
@@ -267,7 +269,7 @@ fn failures_arrive_with_status_text_and_facts() {
 fn a_round_that_makes_no_sense_is_refused_and_changes_nothing() {
     own_plugin!(PLUGIN, Own);
     let plugin = client(&PLUGIN, &Recorder::default());
-    plugin.init(&init_with(&[])).unwrap();
+    plugin.init(init_with(&[]), LIMIT).unwrap();
     let device = plugin.open_device(&first_device()).unwrap();
     let mut engine = device.open_engine(tiny_model(), &setup(), |_, _, _| ControlFlow::Continue(())).unwrap();
     let a = engine.lane_open().unwrap();
@@ -295,7 +297,7 @@ fn log_records_of_a_plugin_reach_the_host() {
     own_plugin!(PLUGIN, Own);
     let recorder = Recorder::default();
     let plugin = client(&PLUGIN, &recorder);
-    plugin.init(&init_with(&[])).unwrap();
+    plugin.init(init_with(&[]), LIMIT).unwrap();
     plugin.list_devices().unwrap();
     // In one process the subscriber is installed by whichever plugin starts first, so the record
     // may have gone to another test's host; sending one directly always reaches this one.
