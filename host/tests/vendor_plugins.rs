@@ -132,7 +132,7 @@ fn outcome_of(plugin: &str) -> Value {
         log_level: TF_LOG_INFO,
     };
     let failed = |error: tensorfold_plugin_api::PluginError| json!({ "error": error.message, "status": error.status.to_string(), "code": error.detail("code") });
-    if let Err(error) = client.init(&options) {
+    if let Err(error) = client.init(options, std::time::Duration::from_secs(60)) {
         client.shutdown().expect("shutdown after a failed init is safe");
         return failed(error);
     }

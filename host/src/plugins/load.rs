@@ -5,12 +5,11 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::abi::Status;
-use tensorfold_plugin_api::host::{InitOptions, InterfaceError, PluginClient};
+use tensorfold_plugin_api::host::{GAVE_UP, InitOptions, InterfaceError, PluginClient};
 use tensorfold_plugin_api::manifest::Manifest;
 
 use super::attest::{self, Layout};
@@ -104,15 +103,15 @@ fn advance(plugin: &mut Plugin, state: State) {
 fn interface_finding(error: &InterfaceError) -> Finding {
     let code = match error {
         InterfaceError::Missing { .. } | InterfaceError::NoLookup => Code::InterfaceMissing,
+        InterfaceError::NoThread(_) => Code::InitFailed,
         InterfaceError::TooSmall { .. } | InterfaceError::NullFunction { .. } => Code::LayoutMismatch,
     };
     Finding::error(code, error.to_string()).fix("reinstall the plugin, or report it to its vendor")
 }
 
-/// Calls `init`, on a thread of its own, and waits up to `limit`.
+/// Calls `init`, on the plugin's control thread, and waits up to `limit`.
 ///
-/// When time is up the plugin may still be inside: `init-timeout` must end the process. The plugin's further calls of
-/// class `[control]` may come from any one thread at a time.
+/// When time is up the plugin may still be inside: `init-timeout` must end the process.
 ///
 /// # Errors
 /// The finding that was also recorded: `init-failed`, `init-timeout`, `runtime-missing` or `stub-driver`.
@@ -122,32 +121,22 @@ pub fn init(
     options: InitOptions,
     limit: Duration,
 ) -> Result<(), Box<Finding>> {
-    let (sender, receiver) = channel();
-    let client = verified.client.clone();
-    let spawned = std::thread::Builder::new().name("plugin-init".into()).spawn(move || {
-        // The receiver is gone only when time is up, and then nobody wants the answer.
-        let _ = sender.send(client.init(&options));
-    });
-    let finding = match spawned {
-        Err(error) => Finding::error(Code::InitFailed, format!("no thread for init: {error}")),
-        Ok(_) => match receiver.recv_timeout(limit) {
-            Ok(Ok(())) => {
-                advance(plugin, State::Initialised);
-                record_runtimes(plugin);
-                return Ok(());
-            }
-            Ok(Err(error)) => {
-                // The contract makes this safe after a failed `init`; what it says then adds nothing.
-                let _ = verified.client.shutdown();
-                init_finding(&error)
-            }
-            Err(RecvTimeoutError::Timeout) => Finding::error(Code::InitTimeout, "init did not return")
+    let finding = match verified.client.init(options, limit) {
+        Ok(()) => {
+            advance(plugin, State::Initialised);
+            record_runtimes(plugin);
+            return Ok(());
+        }
+        Err(error) if error.detail(GAVE_UP).is_some() => {
+            Finding::error(Code::InitTimeout, "init did not return")
                 .wanted(format!("an answer within {} seconds", limit.as_secs_f32()))
-                .fix("see what the driver waits for, with `tensorfold plugins check`"),
-            Err(RecvTimeoutError::Disconnected) => {
-                Finding::error(Code::InitFailed, "init ended its thread without an answer")
-            }
-        },
+                .fix("see what the driver waits for, with `tensorfold plugins check`")
+        }
+        Err(error) => {
+            // The contract makes this safe after a failed `init`; what it says then adds nothing.
+            let _ = verified.client.shutdown();
+            init_finding(&error)
+        }
     };
     plugin.record(finding);
     Err(Box::new(

@@ -220,7 +220,8 @@ impl PluginClient {
     /// every later call of class `[control]` fails at once: end the process.
     ///
     /// # Errors
-    /// What the plugin says; [`Status::Timeout`] when it does not answer in time.
+    /// What the plugin says; [`Status::Timeout`] with the fact [`GAVE_UP`](super::GAVE_UP) when it
+    /// does not answer in time.
     pub fn init(self: &Arc<Self>, options: InitOptions, limit: Duration) -> Result<(), PluginError> {
         let plugin = self.clone();
         self.control.run_within(limit, move || plugin.init_here(&options))?

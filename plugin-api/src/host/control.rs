@@ -14,6 +14,10 @@ use std::time::Duration;
 use crate::PluginError;
 use crate::abi::Status;
 
+/// Fact of the error that tells a call that was given up on from a plugin's own time-out: the
+/// limit in seconds.
+pub const GAVE_UP: &str = "gave_up_after_seconds";
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Runs closures on one thread, one after another.
@@ -103,7 +107,8 @@ impl ControlThread {
                 Err(PluginError::new(
                     Status::Timeout,
                     format!("the plugin did not answer within {} seconds", limit.as_secs_f32()),
-                ))
+                )
+                .with(GAVE_UP, limit.as_secs_f32()))
             }
             Err(RecvTimeoutError::Disconnected) => Err(lost()),
         }

@@ -12,6 +12,7 @@ mod services;
 mod tests;
 
 pub use client::{DeviceClient, InitOptions, InterfaceError, PluginClient};
+pub use control::GAVE_UP;
 pub use engine::{
     EngineClient, EngineSetup, LaneOutcome, LaneRequest, ModelSource, ModelTensor, MonitorClient,
     RoundOutcome,
