@@ -115,12 +115,15 @@ fn model() -> Arc<OneTensor> {
 /// Makes every call of both tables once and stops at the first failure.
 fn walk(client: &Arc<PluginClient>, panic_in: &str) -> Result<(), PluginError> {
     let configuration = vec![("panic-in".to_owned(), panic_in.to_owned(), true)];
-    client.init(&InitOptions {
-        host_version: "0.1.0".into(),
-        agreed_abi_minor: ABI_MINOR,
-        configuration,
-        log_level: TF_LOG_INFO,
-    })?;
+    client.init(
+        InitOptions {
+            host_version: "0.1.0".into(),
+            agreed_abi_minor: ABI_MINOR,
+            configuration,
+            log_level: TF_LOG_INFO,
+        },
+        std::time::Duration::from_secs(60),
+    )?;
     let devices = client.list_devices()?;
     client.fit_device(&devices[0].identity)?;
     let device = client.open_device(&devices[0].identity)?;

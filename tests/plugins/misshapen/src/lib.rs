@@ -50,8 +50,8 @@ impl Exported for Misshapen {
 /// The table as this plugin believes it to be.
 mod believed {
     use tensorfold_plugin_api::abi::{
-        TfEngineInfo, TfEngineMemory, TfEngineOptions, TfEngineStats, TfError, TfMemoryPlan, TfModel, TfProgress,
-        TfRound, TfRoundResult, TfSnapshot,
+        TfEngineInfo, TfEngineMemory, TfEngineOptions, TfEngineStats, TfError, TfMemoryPlan, TfModel,
+        TfProgress, TfRound, TfRoundResult, TfSnapshot,
     };
 
     #[repr(C)]
@@ -91,15 +91,27 @@ mod believed {
             ) -> i32,
         >,
         snapshot: Option<
-            unsafe extern "C" fn(engine: u64, lane: u64, snapshot: *mut TfSnapshot, error: *mut TfError) -> i32,
+            unsafe extern "C" fn(
+                engine: u64,
+                lane: u64,
+                snapshot: *mut TfSnapshot,
+                error: *mut TfError,
+            ) -> i32,
         >,
-        restore: Option<unsafe extern "C" fn(engine: u64, lane: u64, snapshot: u64, error: *mut TfError) -> i32>,
-        fork: Option<unsafe extern "C" fn(engine: u64, lane: u64, fork: *mut u64, error: *mut TfError) -> i32>,
+        restore:
+            Option<unsafe extern "C" fn(engine: u64, lane: u64, snapshot: u64, error: *mut TfError) -> i32>,
+        fork:
+            Option<unsafe extern "C" fn(engine: u64, lane: u64, fork: *mut u64, error: *mut TfError) -> i32>,
         drop_snapshot: Option<unsafe extern "C" fn(engine: u64, snapshot: u64, error: *mut TfError) -> i32>,
         sleep: Option<unsafe extern "C" fn(engine: u64, level: u32, error: *mut TfError) -> i32>,
-        wake: Option<unsafe extern "C" fn(engine: u64, progress: *const TfProgress, error: *mut TfError) -> i32>,
-        memory: Option<unsafe extern "C" fn(engine: u64, memory: *mut TfEngineMemory, error: *mut TfError) -> i32>,
-        stats: Option<unsafe extern "C" fn(engine: u64, stats: *mut TfEngineStats, error: *mut TfError) -> i32>,
+        wake: Option<
+            unsafe extern "C" fn(engine: u64, progress: *const TfProgress, error: *mut TfError) -> i32,
+        >,
+        memory: Option<
+            unsafe extern "C" fn(engine: u64, memory: *mut TfEngineMemory, error: *mut TfError) -> i32,
+        >,
+        stats:
+            Option<unsafe extern "C" fn(engine: u64, stats: *mut TfEngineStats, error: *mut TfError) -> i32>,
         close: Option<unsafe extern "C" fn(engine: u64, error: *mut TfError) -> i32>,
     }
 }

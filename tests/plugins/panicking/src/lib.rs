@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use tensorfold_plugin_api::device::{DeviceFit, DeviceIdentity, DeviceInfo, DeviceKind, DeviceMemory};
 use tensorfold_plugin_api::plugin::{
-    Backend, Device, Engine, EngineInfo, EngineMemory, EngineMonitor, EngineOptions, EngineStats, Handles, Init,
-    LaneInput, LaneOutput, MemoryPlan, Model, OpenEngine, PluginError, Progress, RoundReport, Snapshot,
+    Backend, Device, Engine, EngineInfo, EngineMemory, EngineMonitor, EngineOptions, EngineStats, Handles,
+    Init, LaneInput, LaneOutput, MemoryPlan, Model, OpenEngine, PluginError, Progress, RoundReport, Snapshot,
 };
 
 /// Where the panic is due.
