@@ -28,3 +28,14 @@ fn every_variable_that_is_read_is_in_the_reference() {
         assert!(page.contains(&format!("`{name}`")), "docs/src/reference/environment.md lacks {name}");
     }
 }
+
+#[test]
+fn every_file_that_the_walk_through_the_code_names_exists() {
+    let page = page("walk.md");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let files: Vec<&str> = page.split('`').skip(1).step_by(2).filter(|code| code.ends_with(".rs")).collect();
+    assert!(files.len() > 30, "the page names its files as code: {files:?}");
+    for file in files {
+        assert!(root.join(file).is_file(), "docs/src/walk.md names {file}, which does not exist");
+    }
+}
