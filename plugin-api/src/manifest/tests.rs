@@ -463,16 +463,33 @@ fn dotted_numbers_are_compared_by_number() {
 }
 
 #[test]
-fn a_manifest_of_random_bytes_never_ends_the_process() {
-    use proptest::prelude::*;
-    let text = proptest::collection::vec(any::<u8>(), 0..200);
-    let mut runner = proptest::test_runner::TestRunner::deterministic();
-    runner
-        .run(&text, |bytes| {
-            let _ = Manifest::parse(&bytes, "f");
-            Ok(())
-        })
-        .unwrap();
+fn numbers_may_be_written_as_toml_allows() {
+    let text = with(SAMPLE, "context = 262144", "context = 262_144");
+    assert_eq!(parse(&text).manifest.capabilities.limits.context, Some(262_144));
+}
+
+proptest::proptest! {
+    #[test]
+    fn random_bytes_are_read_or_refused(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200)) {
+        let _ = Manifest::parse(&bytes, "f");
+    }
+
+    #[test]
+    fn a_damaged_sample_is_read_or_refused_by_name(
+        edits in proptest::collection::vec((0..SAMPLE.len(), proptest::prelude::any::<u8>()), 1..4),
+        end in 0..=SAMPLE.len(),
+    ) {
+        let mut bytes = SAMPLE.as_bytes().to_vec();
+        for (place, byte) in edits {
+            bytes[place] = byte;
+        }
+        for bytes in [&bytes[..], &bytes[..end]] {
+            if let Err(errors) = Manifest::parse(bytes, "f") {
+                proptest::prop_assert!(errors.iter().all(|error| !error.found.is_empty() && !error.allowed.is_empty()));
+                proptest::prop_assert!(!errors.to_string().contains(|letter: char| letter.is_control()));
+            }
+        }
+    }
 }
 
 #[test]

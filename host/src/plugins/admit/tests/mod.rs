@@ -1,5 +1,6 @@
 //! Tables: each sentence with the request that brings it up, and each order that matters.
 
+mod in_tree;
 mod models;
 mod requests;
 

@@ -1,71 +1,65 @@
-//! Properties over random plugins and requests: what is accepted was declared, what was declared and is in reach is
-//! accepted, and every check is needed for that.
-//!
-//! The judgement that admission is compared with is written down here a second time, from the random plugin's
-//! description and not from its manifest, so that reader, queries and checks are all under test.
+//! Random plugins and requests.
 
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
-use proptest::strategy::ValueTree;
-use proptest::test_runner::{Config, TestRunner};
-use tensorfold_plugin_api::vocabulary::{DrafterKind, FLAGS, FlagSpec, Neutral, Support, ValueKind};
+use tensorfold_plugin_api::vocabulary::{DrafterKind, FLAGS, FlagSpec, Support, ValueKind};
 
-use super::tests::{able_host, hardware, manifest};
-use super::*;
+use crate::plugins::admit::tests::{HIP, manifest};
+use crate::plugins::admit::*;
 
-const EXTERNAL: &[DrafterKind] =
+pub(super) const EXTERNAL: &[DrafterKind] =
     &[DrafterKind::Dflash, DrafterKind::Dflash2, DrafterKind::Dspark, DrafterKind::Eagle3];
-const FORMATS: &[&str] = &["bf16", "mlx-q4", "mlx-q4g64", "mlx-q8g32"];
-const KV_DTYPES: &[&str] = &["bf16", "f16", "q8", "q4"];
+pub(super) const FORMATS: &[&str] = &["bf16", "mlx-q4", "mlx-q4g64", "mlx-q8g32"];
+pub(super) const KV_DTYPES: &[&str] = &["bf16", "f16", "q8", "q4"];
 
 /// What of a plugin a family may say otherwise.
 #[derive(Clone, Debug)]
-struct Common {
-    worlds: Vec<u32>,
-    formats: Vec<&'static str>,
-    kv_dtypes: Vec<&'static str>,
-    lanes: Option<u32>,
-    context: Option<u32>,
+pub(super) struct Common {
+    pub(super) worlds: Vec<u32>,
+    pub(super) formats: Vec<&'static str>,
+    pub(super) kv_dtypes: Vec<&'static str>,
+    pub(super) lanes: Option<u32>,
+    pub(super) context: Option<u32>,
 }
 
 #[derive(Clone, Debug)]
-struct Head {
-    revision: (u32, u32),
-    depth_max: u32,
-    worlds: Vec<u32>,
-    confidence: bool,
-    side_file: bool,
+pub(super) struct Head {
+    pub(super) revision: (u32, u32),
+    pub(super) depth_max: u32,
+    pub(super) worlds: Vec<u32>,
+    pub(super) confidence: bool,
+    pub(super) side_file: bool,
 }
 
 #[derive(Clone, Debug)]
-struct External {
-    kind: DrafterKind,
-    revision: (u32, u32),
-    block_max: u32,
-    taps_max: Option<u32>,
-    f16: bool,
-    worlds: Vec<u32>,
-    pruned: bool,
+pub(super) struct External {
+    pub(super) kind: DrafterKind,
+    pub(super) revision: (u32, u32),
+    pub(super) block_max: u32,
+    pub(super) taps_max: Option<u32>,
+    pub(super) f16: bool,
+    pub(super) worlds: Vec<u32>,
+    pub(super) pruned: bool,
 }
 
 /// A random plugin.
 #[derive(Clone, Debug)]
-struct Plugin {
-    caps: Common,
-    features: Vec<&'static str>,
-    serve_flags: Vec<&'static str>,
-    head: Option<Head>,
-    external: Vec<External>,
+pub(super) struct Plugin {
+    pub(super) caps: Common,
+    pub(super) features: Vec<&'static str>,
+    pub(super) serve_flags: Vec<&'static str>,
+    pub(super) head: Option<Head>,
+    pub(super) external: Vec<External>,
     /// The family `fam`, with which of the kinds draft, and whether it replaces the common part.
-    family: Option<(Option<Vec<DrafterKind>>, Option<Common>)>,
-    threads_most: Option<i64>,
+    pub(super) family: Option<(Option<Vec<DrafterKind>>, Option<Common>)>,
+    pub(super) threads_most: Option<i64>,
     // One chance in some for each of these to be wrong.
-    os_fits: bool,
-    minor_fits: bool,
-    engine_interface: bool,
-    arch_fits: bool,
+    pub(super) os_fits: bool,
+    pub(super) minor_fits: bool,
+    pub(super) engine_interface: bool,
+    pub(super) arch_fits: bool,
 }
 
 fn list(items: impl IntoIterator<Item = impl std::fmt::Display>) -> String {
@@ -91,8 +85,8 @@ impl Common {
 }
 
 impl Plugin {
-    fn manifest(&self) -> Manifest {
-        let mut text = super::tests::HIP[..super::tests::HIP.find("[caps]").unwrap()].to_owned();
+    pub(super) fn manifest(&self) -> Manifest {
+        let mut text = HIP[..HIP.find("[caps]").unwrap()].to_owned();
         if !self.os_fits {
             text = text.replace("os = \"linux\"", "os = \"plan9\"");
         }
@@ -161,17 +155,17 @@ impl Plugin {
     }
 
     /// What holds for the family.
-    fn of_family(&self) -> Option<&Common> {
+    pub(super) fn of_family(&self) -> Option<&Common> {
         self.family.as_ref().map(|(_, common)| common.as_ref().unwrap_or(&self.caps))
     }
 
     /// Common parts of which one may hold for a model that is not known yet.
-    fn alternatives(&self) -> Vec<&Common> {
+    pub(super) fn alternatives(&self) -> Vec<&Common> {
         let own = self.family.as_ref().and_then(|(_, common)| common.as_ref());
         std::iter::once(&self.caps).chain(own).collect()
     }
 
-    fn drafts_with_family(&self, kind: DrafterKind) -> bool {
+    pub(super) fn drafts_with_family(&self, kind: DrafterKind) -> bool {
         let listed = self
             .family
             .as_ref()
@@ -182,14 +176,14 @@ impl Plugin {
 
 /// A random request with what is known beside it.
 #[derive(Clone, Debug)]
-struct Case {
-    plugin: Plugin,
-    given: Vec<(&'static str, Option<String>)>,
-    drafter: Option<DrafterFacts>,
-    model: Option<ModelFacts>,
-    machine_known: bool,
-    host_drafts: Vec<DrafterKind>,
-    host_runs_ranks: bool,
+pub(super) struct Case {
+    pub(super) plugin: Plugin,
+    pub(super) given: Vec<(&'static str, Option<String>)>,
+    pub(super) drafter: Option<DrafterFacts>,
+    pub(super) model: Option<ModelFacts>,
+    pub(super) machine_known: bool,
+    pub(super) host_drafts: Vec<DrafterKind>,
+    pub(super) host_runs_ranks: bool,
 }
 
 fn worlds(with_one: bool) -> impl Strategy<Value = Vec<u32>> {
@@ -222,7 +216,7 @@ fn revisions() -> impl Strategy<Value = (u32, u32)> {
     (1_u32..3, 0_u32..2).prop_map(|(min, more)| (min, min + more))
 }
 
-fn plugin() -> impl Strategy<Value = Plugin> {
+pub(super) fn plugin() -> impl Strategy<Value = Plugin> {
     let head = (revisions(), 1_u32..6, worlds(true), any::<bool>(), any::<bool>()).prop_map(
         |(revision, depth_max, worlds, confidence, side_file)| Head {
             revision,
@@ -338,7 +332,7 @@ fn given() -> impl Strategy<Value = Vec<(&'static str, Option<String>)>> {
         .prop_map(|(extra, more)| extra.into_iter().chain(more).collect())
 }
 
-fn case() -> impl Strategy<Value = Case> {
+pub(super) fn case() -> impl Strategy<Value = Case> {
     let drafter = (
         select(EXTERNAL.to_vec()),
         1_u32..4,
@@ -388,242 +382,4 @@ fn case() -> impl Strategy<Value = Case> {
             host_drafts,
             host_runs_ranks,
         })
-}
-
-/// Everything that admission takes, ready to be judged many times.
-struct Ready {
-    manifest: Manifest,
-    flags: GivenFlags,
-    host: HostFacts,
-    case: Case,
-}
-
-impl Ready {
-    /// None where the command line itself can not be read.
-    fn new(case: Case) -> Option<Ready> {
-        let pairs = case.given.iter().map(|(name, value)| (*name, value.as_deref()));
-        let flags = GivenFlags::from_pairs(pairs).ok()?;
-        let host =
-            HostFacts { drafters: case.host_drafts.clone(), runs_ranks: case.host_runs_ranks, ..able_host() };
-        Some(Ready { manifest: case.plugin.manifest(), flags, host, case })
-    }
-
-    fn is_served_by(&self, checks: &[Check]) -> bool {
-        let hardware = hardware();
-        let facts = Facts {
-            host: &self.host,
-            hardware: self.case.machine_known.then_some(&hardware),
-            drafter: self.case.drafter.as_ref(),
-            model: self.case.model.as_ref(),
-        };
-        let subject = Subject { manifest: &self.manifest, path: None, flags: &self.flags, facts: &facts };
-        admit_by(checks, &subject).is_ok()
-    }
-
-    /// Whether everything that is asked for was declared and is in reach.
-    fn should_be_served(&self) -> bool {
-        self.machine_fits()
-            && self.flags.iter().all(|given| given.is_neutral() || self.flag_is_served(given.flag))
-            && self.drafter_is_served()
-            && self.head_is_served()
-            && self.ranks_are_served()
-            && self.values_are_served()
-            && self.model_is_served()
-    }
-
-    fn machine_fits(&self) -> bool {
-        let plugin = &self.case.plugin;
-        let engine = plugin.engine_interface || plugin.family.is_none();
-        plugin.minor_fits && engine && (!self.case.machine_known || plugin.os_fits && plugin.arch_fits)
-    }
-
-    /// A flag that nobody serves is refused wherever it stands; only of its last use the value counts.
-    fn flag_is_served(&self, flag: &FlagSpec) -> bool {
-        let last_is_neutral = self.flags.last(flag.name).is_some_and(|last| last.is_neutral());
-        flag.support != Support::NotYet || !flag.repeats && last_is_neutral
-    }
-
-    fn world(&self) -> u32 {
-        u32::try_from(self.flags.world_size()).unwrap()
-    }
-
-    fn drafter_is_served(&self) -> bool {
-        let plugin = &self.case.plugin;
-        let asked = self.flags.text("--drafter").unwrap_or("auto");
-        if ["auto", "none", ""].contains(&asked) || self.flags.has("--no-drafts") {
-            return true;
-        }
-        let Some(drafter) = &self.case.drafter else {
-            // Not read yet: some kind has to be in reach.
-            return plugin.external.iter().any(|listed| self.case.host_drafts.contains(&listed.kind));
-        };
-        let fits = |listed: &External| {
-            listed.kind == drafter.kind
-                && (listed.revision.0..=listed.revision.1).contains(&drafter.revision)
-                && drafter.block.is_none_or(|block| block <= listed.block_max)
-                && drafter.taps.is_none_or(|taps| listed.taps_max.is_none_or(|most| taps <= most))
-                && (listed.f16 || drafter.dtype.as_deref() != Some("f16"))
-                && (listed.pruned || !drafter.pruned_vocabulary)
-                && listed.worlds.contains(&self.world())
-        };
-        let family = self.case.model.is_none() || plugin.drafts_with_family(drafter.kind);
-        plugin.external.iter().any(fits) && family && self.case.host_drafts.contains(&drafter.kind)
-    }
-
-    fn head_is_served(&self) -> bool {
-        let plugin = &self.case.plugin;
-        let depth = self.flags.integer("--mtp-drafts").unwrap_or(0);
-        let confidence = self.flags.number("--mtp-confidence").unwrap_or(0.0);
-        if depth == 0 && confidence == 0.0 || self.flags.has("--no-drafts") {
-            return true;
-        }
-        let Some(head) = &plugin.head else { return false };
-        let checkpoint = self.case.model.as_ref().is_none_or(|model| {
-            plugin.drafts_with_family(DrafterKind::Mtp)
-                && model.own_head.as_ref().is_some_and(|own| {
-                    (head.revision.0..=head.revision.1).contains(&own.revision)
-                        && (head.side_file || own.weights != "side-file")
-                })
-        });
-        depth <= i64::from(head.depth_max)
-            && (confidence == 0.0 || head.confidence)
-            && head.worlds.contains(&self.world())
-            && checkpoint
-            && self.case.host_drafts.contains(&DrafterKind::Mtp)
-    }
-
-    fn ranks_are_served(&self) -> bool {
-        let (world, rank) = (self.world(), self.flags.integer("--rank").unwrap_or(0));
-        let master = self.flags.text("--master").unwrap_or("");
-        let port = self.flags.integer("--master-port").unwrap_or(29551);
-        let declared = self.case.plugin.alternatives().iter().any(|common| common.worlds.contains(&world));
-        let alone = world == 1 && master.is_empty() && port == 29551;
-        declared
-            && (world == 1 || !master.is_empty())
-            && (0..i64::from(world)).contains(&rank)
-            && (alone || self.case.host_runs_ranks)
-    }
-
-    fn values_are_served(&self) -> bool {
-        let plugin = &self.case.plugin;
-        let within = |asked: i64, limit: fn(&Common) -> Option<u32>| {
-            plugin
-                .alternatives()
-                .iter()
-                .any(|common| limit(common).is_none_or(|limit| asked <= i64::from(limit)))
-        };
-        let lanes = self.flags.integer("--parallel").unwrap_or(1);
-        let context = self.flags.integer("--context").unwrap_or(0);
-        let kv = self.flags.text("--kv-dtype").map(manifest_spelling);
-        let option = |text: &str| match (text, plugin.threads_most) {
-            ("hip.threads=3", Some(most)) => most >= 3,
-            ("rocm.threads=7", Some(most)) => most >= 7,
-            _ => false,
-        };
-        within(lanes, |common| common.lanes)
-            && context >= 0
-            && within(context, |common| common.context)
-            && kv.is_none_or(|kv| plugin.alternatives().iter().any(|common| common.kv_dtypes.contains(&kv)))
-            && self.flags.texts("--opt").all(option)
-    }
-
-    fn model_is_served(&self) -> bool {
-        let Some(model) = &self.case.model else { return true };
-        let Some(common) = self.case.plugin.of_family().filter(|_| model.family == "fam") else {
-            return false;
-        };
-        let context = self.flags.integer("--context").unwrap_or(0);
-        let reads = |format: &String| {
-            common.formats.contains(&format.as_str())
-                || format.starts_with("mlx-q4g") && common.formats.contains(&"mlx-q4")
-        };
-        let lanes = self.flags.integer("--parallel").unwrap_or(1);
-        let kv = self.flags.text("--kv-dtype").map(manifest_spelling);
-        model.formats.iter().all(reads)
-            && common.worlds.contains(&self.world())
-            && common.lanes.is_none_or(|limit| lanes <= i64::from(limit))
-            && kv.is_none_or(|kv| common.kv_dtypes.contains(&kv))
-            && match model.context_window {
-                Some(window) => context <= i64::from(window),
-                None => context > 0,
-            }
-            && common.context.is_none_or(|limit| context <= i64::from(limit))
-    }
-}
-
-fn manifest_spelling(value: &str) -> &str {
-    match value {
-        "int8" => "q8",
-        "int4" => "q4",
-        other => other,
-    }
-}
-
-proptest! {
-    #![proptest_config(Config { cases: 1500, ..Config::default() })]
-
-    #[test]
-    fn a_request_is_served_exactly_when_all_of_it_is_declared_and_in_reach(case in case()) {
-        if let Some(ready) = Ready::new(case) {
-            prop_assert_eq!(ready.is_served_by(CHECKS), ready.should_be_served());
-        }
-    }
-
-    #[test]
-    fn neutral_values_are_served_by_every_plugin_that_fits(plugin in plugin(), picks in subsequence(neutral(), 0..8)) {
-        let plugin = Plugin { os_fits: true, minor_fits: true, engine_interface: true, arch_fits: true, ..plugin };
-        let case = Case {
-            plugin,
-            given: picks,
-            drafter: None,
-            model: None,
-            machine_known: true,
-            host_drafts: Vec::new(),
-            host_runs_ranks: false,
-        };
-        let ready = Ready::new(case).expect("a command line of neutral values can be read");
-        prop_assert!(ready.is_served_by(CHECKS));
-    }
-}
-
-/// Every flag with each of its neutral values.
-fn neutral() -> Vec<(&'static str, Option<String>)> {
-    let mut all = Vec::new();
-    for flag in FLAGS {
-        match flag.neutral {
-            Neutral::None => {}
-            Neutral::Itself => all.push((flag.name, None)),
-            Neutral::Values(values) => {
-                all.extend(values.iter().map(|value| (flag.name, Some((*value).to_owned()))))
-            }
-        }
-    }
-    all
-}
-
-#[test]
-fn every_check_is_needed() {
-    let mut runner = TestRunner::deterministic();
-    let strategy = case();
-    let cases: Vec<Ready> = std::iter::repeat_with(|| strategy.new_tree(&mut runner).unwrap().current())
-        .take(6000)
-        .filter_map(Ready::new)
-        .collect();
-    let wanted: Vec<bool> = cases.iter().map(Ready::should_be_served).collect();
-    let served = wanted.iter().filter(|served| **served).count();
-    assert!(served * 10 > cases.len(), "{served} of {} are served: too few to tell anything", cases.len());
-    let differs = |checks: &[Check]| {
-        cases.iter().zip(&wanted).any(|(case, wanted)| case.is_served_by(checks) != *wanted)
-    };
-    assert!(!differs(CHECKS), "with every check nothing differs");
-    let idle: Vec<&str> = CHECKS
-        .iter()
-        .filter(|dropped| {
-            let rest: Vec<Check> =
-                CHECKS.iter().filter(|check| check.name != dropped.name).copied().collect();
-            !differs(&rest)
-        })
-        .map(|check| check.name)
-        .collect();
-    assert!(idle.is_empty(), "no request tells whether these checks are made: {idle:?}");
 }
