@@ -235,6 +235,51 @@ async fn stopping_ends_running_and_waiting_requests_and_gives_the_engine_back() 
     assert_eq!(control.calls().last(), Some(&Call::Close));
 }
 
+#[tokio::test]
+async fn neighbours_that_come_and_go_change_no_reply() {
+    let (engine, control) = FakeEngine::with_facts(EngineFacts {
+        name: "fake".to_owned(),
+        lanes: 4,
+        positions: 4096,
+        rows: 256,
+        vocabulary: VOCABULARY,
+        counts_drafts: true,
+        drafts: false,
+    });
+    let options = EngineOptions { lanes: 4, prefill_chunk: 64, ..EngineOptions::default() };
+    let engine = EngineHandle::start(Box::new(engine), &options).unwrap();
+    let mut state = 1u32;
+    let mut random = move |below: u32| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) % below
+    };
+    let mut left = 0;
+    let mut kept = Vec::new();
+    for _ in 0..200 {
+        let prompt: Vec<u32> = (0..1 + random(200)).map(|_| random(VOCABULARY)).collect();
+        let length = 1 + random(30);
+        let mut events = engine.submit(request(&prompt, length)).unwrap();
+        if random(3) == 0 {
+            // Gone at once, or somewhere in the middle of the reply.
+            for _ in 0..random(4) {
+                events.next().await;
+            }
+            left += 1;
+        } else {
+            kept.push((events, prompt, length));
+        }
+    }
+    for (events, prompt, length) in kept {
+        let (tokens, end) = collect(events).await;
+        assert_eq!(tokens, expected_reply(&prompt, length as usize, VOCABULARY));
+        statistics(end);
+    }
+    assert!(left > 40);
+    assert!(matches!(engine.stop(LIMIT), StopOutcome::Stopped(_)));
+    let count = |wanted: &Call| control.calls().iter().filter(|call| *call == wanted).count();
+    assert_eq!(count(&Call::Open), count(&Call::Close));
+}
+
 #[test]
 fn requests_that_cannot_run_are_refused_with_the_reason() {
     let (engine, _) = start(&EngineOptions { context: 100, ..EngineOptions::default() });

@@ -11,6 +11,7 @@ use super::messages::{later_systems_are_in, later_systems_as_users, read_message
 use super::options::Settings;
 use super::reply_fields::ReplyFields;
 use super::thinking::Thinking;
+use crate::engine::prompt_seed;
 use crate::text::{ChatPrompt, PromptError, RenderedPrompt, ReplyOptions, TextModel, ToolTypes};
 
 /// Which interface a request uses.
@@ -49,9 +50,23 @@ pub(super) fn prepare(
     let model = settings.model_id(fields.text("model")?).to_owned();
     let reply = ReplyFields::read(fields, &settings.sampling)?;
     let has_messages = fields.get("messages").and_then(Value::as_array).is_some_and(|list| !list.is_empty());
-    if route == Interface::Chat || has_messages {
-        return chat(fields, model, reply, settings, text);
-    }
+    let mut prepared = if route == Interface::Chat || has_messages {
+        chat(fields, model, reply, settings, text)?
+    } else {
+        completion(fields, model, reply, text)?
+    };
+    let given = prepared.fields.seed;
+    prepared.fields.sampling.seed =
+        given.unwrap_or_else(|| prompt_seed(&prepared.prompt, settings.seed_salt));
+    Ok(prepared)
+}
+
+fn completion(
+    fields: Fields<'_>,
+    model: String,
+    reply: ReplyFields,
+    text: &TextModel,
+) -> Result<Prepared, ApiError> {
     let prompt = completion_prompt(fields, text)?;
     if prompt.is_empty() {
         return Err(ApiError::bad_request("prompt is empty: it needs at least one token"));

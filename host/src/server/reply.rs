@@ -11,9 +11,7 @@ use super::lines::DoneLine;
 use super::prompt::{Interface, Prepared};
 use super::serve::App;
 use super::watch::ReplyWatch;
-use crate::engine::{
-    Event, EventReceiver, FinishReason, GenerationRequest, ReplyStatistics, prompt_seed, token_digest,
-};
+use crate::engine::{Event, EventReceiver, FinishReason, GenerationRequest, ReplyStatistics, token_digest};
 use crate::text::{Piece, ReplyStream};
 
 /// A reply that is being made. Dropping it cancels it.
@@ -66,8 +64,7 @@ impl Reply {
         let Prepared { interface, model, fields, prompt, thinking, effort, one_call, text: options } =
             prepared;
         let max_tokens = reply_limit(app, interface, prompt.len(), fields.max_tokens)?;
-        let mut sampling = fields.sampling;
-        sampling.seed = fields.seed.unwrap_or_else(|| prompt_seed(&prompt, app.settings.seed_salt));
+        let sampling = fields.sampling;
         let budget = match (options.split_reasoning, fields.thinking_budget) {
             (false, _) => 0,
             (true, budget) => budget.unwrap_or(app.settings.thinking_budget),
@@ -247,7 +244,8 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         if !self.reported {
-            self.say_ended("the client left");
+            let stopping = self.app.stopping.is_stopping();
+            self.say_ended(if stopping { crate::engine::SHUTTING_DOWN } else { "the client left" });
         }
     }
 }

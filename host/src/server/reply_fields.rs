@@ -13,7 +13,7 @@ use crate::engine::Priority;
 pub(super) struct ReplyFields {
     /// Limit of reply tokens; `None`: the server's default, as far as there is room.
     pub(super) max_tokens: Option<u32>,
-    /// How tokens are drawn; `seed` is 0 and `seed` below counts.
+    /// How tokens are drawn; its seed is 0 as long as the prompt is not known.
     pub(super) sampling: Sampling,
     /// `None`: derived from the prompt.
     pub(super) seed: Option<u64>,
