@@ -1,6 +1,7 @@
 //! The tensorfold host.
 
 pub mod checkpoint;
+pub mod cli;
 pub mod engine;
 pub mod plugins;
 pub mod server;

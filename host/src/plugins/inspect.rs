@@ -7,7 +7,9 @@ use std::path::Path;
 
 use tensorfold_plugin_api::manifest::Manifest;
 use tensorfold_plugin_api::negotiation::Agreement;
+use tensorfold_plugin_api::vocabulary::GivenFlags;
 
+use super::admit::{CHECKS, Facts, HostFacts, Subject};
 use super::configuration::Configuration;
 use super::cross_check::manifest_mismatch;
 use super::hardware::Hardware;
@@ -67,6 +69,7 @@ pub fn inspect(plugin: &mut Plugin, surroundings: &Surroundings<'_>) -> Inspecti
         }
         Err(finding) => findings.push(*finding),
     }
+    findings.extend(interface_findings(&manifest, &library));
     if let Some(image) = &inspection.image {
         findings.extend(machine::linking_findings(image, surroundings.hardware));
     }
@@ -79,6 +82,20 @@ pub fn inspect(plugin: &mut Plugin, surroundings: &Surroundings<'_>) -> Inspecti
     let advanced = plugin.life.advance(next);
     debug_assert!(advanced.is_ok());
     inspection
+}
+
+/// What the plugin offers and what the host calls, and the other way round.
+fn interface_findings(manifest: &Manifest, library: &Path) -> Vec<Finding> {
+    let host = HostFacts::of_this_program();
+    let facts = Facts::of_host(&host);
+    let flags = GivenFlags::new();
+    let subject = Subject { manifest, path: Some(library), flags: &flags, facts: &facts };
+    CHECKS
+        .iter()
+        .filter(|check| check.name == "interfaces")
+        .flat_map(|check| (check.run)(&subject))
+        .map(|refusal| refusal.finding)
+        .collect()
 }
 
 fn library_is_there(plugin: &mut Plugin, library: &Path, checker: &Checker) -> bool {

@@ -1,0 +1,3 @@
+//! Commands and options.
+
+pub mod plugins;

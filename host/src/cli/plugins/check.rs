@@ -1,0 +1,216 @@
+//! `plugins check`: every finding about one plugin, and a try in a child process.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tensorfold_plugin_api::abi::{ABI_MAJOR, ABI_MINOR, DESCRIPTOR_SYMBOL, MANIFEST_SYMBOL};
+use tensorfold_plugin_api::attest::ROOT_MODULE_SYMBOL;
+
+use super::{Output, describe, find, names_a_file};
+use crate::plugins::catalog::Catalog;
+use crate::plugins::image::Image;
+use crate::plugins::lifecycle::{Code, Finding, Level, State};
+use crate::plugins::plugin::Plugin;
+use crate::plugins::probe;
+use crate::plugins::verdicts::{Key, Verdict, Verdicts, boot_id};
+
+pub(super) struct Request<'a> {
+    pub(super) target: &'a str,
+    pub(super) strict: bool,
+    pub(super) retry: bool,
+    pub(super) probe: bool,
+    pub(super) limit: u64,
+    pub(super) json: bool,
+}
+
+pub(super) fn run(
+    catalog: &mut Catalog,
+    request: &Request<'_>,
+    output: &mut Output<'_>,
+) -> std::io::Result<u8> {
+    let index = if names_a_file(request.target) {
+        let path = std::path::absolute(request.target)?;
+        catalog.plugins().iter().position(|plugin| plugin.manifest_path == path).ok_or_else(|| {
+            format!("{}: not a plugin's sidecar or library", crate::plugins::lifecycle::show_path(&path))
+        })
+    } else {
+        find(catalog, request.target)
+    };
+    let index = match index {
+        Ok(index) => index,
+        Err(message) => return output.fail(message),
+    };
+    let inspection = catalog.inspect(index);
+    if let Some(image) = &inspection.image {
+        for finding in link_findings(image, request.strict) {
+            catalog.plugin_mut(index).record(finding);
+        }
+    }
+    let notes = catalog.plugins()[index].notes.clone();
+    for note in notes {
+        let finding = match note.as_error().filter(|_| request.strict) {
+            Some(error) => Finding::error(error.code, error.to_string()),
+            None => Finding::note(Code::ManifestField, note.to_string()),
+        };
+        catalog.plugin_mut(index).record(finding);
+    }
+    let mut document = Value::Null;
+    if request.probe
+        && catalog.plugins()[index].life.state() == State::Admitted
+        && let Some(image) = &inspection.image
+    {
+        document = try_in_child(catalog, index, image, request)?;
+    }
+    let plugin = &catalog.plugins()[index];
+    let failed = plugin.life.findings().iter().any(|finding| finding.level == Level::Error);
+    if request.json {
+        output.json(&json!({
+            "schema": "tensorfold.plugins.check/1",
+            "plugin": describe::plugin(plugin),
+            "ok": !failed,
+            "probe": document,
+        }))?;
+    } else {
+        print(plugin, &document, failed, output)?;
+    }
+    Ok(u8::from(failed))
+}
+
+/// Runs the probe, records what it found, and remembers the outcome.
+fn try_in_child(
+    catalog: &mut Catalog,
+    index: usize,
+    image: &Image,
+    request: &Request<'_>,
+) -> std::io::Result<Value> {
+    let plugin = &catalog.plugins()[index];
+    let Some(library) = plugin.library.clone() else { return Ok(Value::Null) };
+    let manifest = plugin.manifest_path.clone();
+    let mut verdicts = Verdicts::read(&catalog.environment);
+    if request.retry {
+        verdicts.clear(&library);
+    }
+    let sha256 = verdicts.digest(&library, image.identity)?;
+    let key = verdict_key(catalog, &library, image, sha256);
+    if let Some((verdict, since)) = verdicts.get(&key)
+        && let Some(what) = verdict.quarantine()
+    {
+        let finding = Finding::error(Code::Quarantined, format!("it failed before: {what}"))
+            .found(format!("at {since} seconds since 1970"))
+            .fix(format!("try it again with `tensorfold plugins check {} --retry`", request.target));
+        let plugin = catalog.plugin_mut(index);
+        plugin.record(finding);
+        // An admitted plugin may be quarantined.
+        let _ = plugin.life.advance(State::Quarantined);
+        return Ok(json!({"ran": false}));
+    }
+    let limit = Duration::from_secs(request.limit);
+    let tried = probe::probe(&catalog.environment, &catalog.options, &manifest, limit)?;
+    let findings = tried.findings();
+    verdicts.put(&key, tried.verdict.clone());
+    verdicts.save();
+    let plugin = catalog.plugin_mut(index);
+    for finding in findings {
+        // What the child found by inspecting is known already.
+        let known =
+            plugin.life.findings().iter().any(|old| old.code == finding.code && old.what == finding.what);
+        if !known {
+            plugin.record(finding);
+        }
+    }
+    Ok(match &tried.verdict {
+        Verdict::Answered { report } => json!({"ran": true, "report": report, "stderr": tried.stderr}),
+        Verdict::Crashed { what } | Verdict::TimedOut { what, .. } => {
+            json!({"ran": true, "ended": what, "stage": tried.stage, "stderr": tried.stderr})
+        }
+    })
+}
+
+/// Everything that could change the outcome of a probe.
+pub(super) fn verdict_key(
+    catalog: &Catalog,
+    library: &std::path::Path,
+    image: &Image,
+    sha256: String,
+) -> Key {
+    let drivers = &catalog.hardware().drivers;
+    Key {
+        library: library.to_path_buf(),
+        identity: image.identity,
+        sha256,
+        host_version: env!("CARGO_PKG_VERSION").into(),
+        abi: format!("{ABI_MAJOR}.{ABI_MINOR}"),
+        kernel: drivers.kernel.clone(),
+        drivers: [&drivers.nvidia, &drivers.amdgpu].into_iter().flatten().cloned().collect(),
+        boot_id: boot_id(catalog.root()),
+        visibility: catalog.environment.visibility.clone(),
+    }
+}
+
+/// What vendors should keep to when they link: warnings, or errors where that is asked for.
+fn link_findings(image: &Image, strict: bool) -> Vec<Finding> {
+    let make = |what: String, fix: &str| {
+        let finding = Finding::warning(Code::NeedsLibrary, what);
+        let finding = if strict { Finding { level: Level::Error, ..finding } } else { finding };
+        finding.fix(fix)
+    };
+    let entry = [DESCRIPTOR_SYMBOL, MANIFEST_SYMBOL, ROOT_MODULE_SYMBOL];
+    let mut findings = Vec::new();
+    let others: Vec<&str> =
+        image.exports.iter().map(String::as_str).filter(|name| !entry.contains(name)).collect();
+    if !others.is_empty() {
+        let few: Vec<&str> = others.iter().take(3).copied().collect();
+        findings.push(make(
+            format!("exports {} symbols besides its entry points: {}", others.len(), few.join(", ")),
+            "link with hidden visibility and a version script",
+        ));
+    }
+    if image.runpath.is_some() {
+        findings.push(make(
+            "has a RUNPATH, which LD_LIBRARY_PATH displaces".into(),
+            "link with --disable-new-dtags, which makes an RPATH",
+        ));
+    }
+    if !image.bind_now {
+        findings.push(make("binds symbols lazily".into(), "link with -z now"));
+    }
+    let drivers = ["libcuda.so", "libamdhip64.so", "libhsa-runtime64.so", "libze_loader.so"];
+    for needed in image.needed.iter().filter(|needed| drivers.iter().any(|driver| needed.starts_with(driver)))
+    {
+        findings.push(make(
+            format!("is linked with the driver library {needed}"),
+            "open driver libraries at run time, inside init",
+        ));
+    }
+    findings
+}
+
+fn print(plugin: &Plugin, document: &Value, failed: bool, output: &mut Output<'_>) -> std::io::Result<()> {
+    let version = plugin.manifest.as_ref().map(|manifest| manifest.plugin.version.to_string());
+    writeln!(output.out, "plugin: {} {}", plugin.name(), version.unwrap_or_default())?;
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for finding in plugin.life.findings() {
+        *counts.entry(finding.level.as_str()).or_default() += 1;
+        writeln!(output.out, "{}: {}: {}", finding.level.as_str(), finding.code, finding.reason())?;
+    }
+    let report = &document["report"];
+    if report.is_object() {
+        if let Some(layout) = report["layout"].as_str() {
+            writeln!(output.out, "layout: {layout}")?;
+        }
+        for device in report["devices"].as_array().into_iter().flatten() {
+            let text = |name: &str| device[name].as_str().unwrap_or_default().to_owned();
+            let usable = if device["usable"] == true { "usable".to_owned() } else { text("reason") };
+            let address = text("pci_address");
+            let place = if address.is_empty() { String::new() } else { format!(" at {address}") };
+            writeln!(output.out, "device: {} {}{place}: {usable}", text("kind"), text("name"))?;
+        }
+        for runtime in report["runtimes"].as_array().into_iter().flatten() {
+            writeln!(output.out, "runtime: {}", runtime.as_str().unwrap_or_default())?;
+        }
+    }
+    let counted: Vec<String> = counts.iter().map(|(level, count)| format!("{count} {level}")).collect();
+    let counted = if counted.is_empty() { String::new() } else { format!(" ({})", counted.join(", ")) };
+    writeln!(output.out, "result: {}{counted}", if failed { "refused" } else { "ok" })
+}
