@@ -66,7 +66,7 @@ pub enum Event {
         cached: u32,
     },
     /// Reply tokens, without the stop token that ends the reply. Holds what
-    /// has settled since the last event was taken, up to some hundreds.
+    /// has settled since the last event was taken, at most 1,024 tokens.
     Tokens(Vec<u32>),
     /// The reply is complete.
     Finished {

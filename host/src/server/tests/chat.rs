@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::super::options::ServeEnvironment;
 use super::harness::{TestServer, model_with_tools, plain_model, script, tokens};
 use crate::engine::{prompt_seed, token_digest};
 
@@ -297,14 +298,13 @@ async fn refusals_name_the_field_and_are_logged_with_the_id() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_seed_comes_from_the_request_or_from_prompt_and_salt() {
-    // The fake engine keeps no seed, so this goes through the rule's own function.
     let prompt = tokens("user:hi\nassistant:");
-    assert_ne!(prompt_seed(&prompt, 0), prompt_seed(&prompt, 1));
-    let server = TestServer::start();
+    let environment = ServeEnvironment { seed_salt: Some("-3".into()), ..ServeEnvironment::default() };
+    let server = TestServer::with_environment(plain_model(), &environment, |_, _| {});
     server.control.reply_with(&script("x<end>"));
     let mut client = server.client().await;
     for (more, seed) in [
-        (json!({"temperature": 1}), prompt_seed(&prompt, 0)),
+        (json!({"temperature": 1}), prompt_seed(&prompt, -3)),
         (json!({"temperature": 1, "seed": 7}), 7),
         (json!({"temperature": 1, "seed": -1}), u64::MAX),
     ] {
