@@ -281,7 +281,8 @@ pub(crate) fn floats_into(element: ElementType, bytes: &[u8], out: &mut [f32]) {
         }
         ElementType::Bf16 => {
             for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *out = half::bf16::from_le_bytes(*bytes).to_f32();
+                // The upper half of a float; no number is special.
+                *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
             }
         }
         ElementType::F16 => {

@@ -54,55 +54,89 @@ impl Layout {
         }
     }
 
-    /// Floats that a block of activations takes.
-    fn floats(self) -> usize {
-        match self {
-            Layout::Plain => self.inputs(),
-            Layout::Nibbles | Layout::Bytes => self.inputs() + LANES,
-        }
+    /// Vectors that a block of activations takes.
+    fn vectors(self) -> usize {
+        self.inputs() / LANES + usize::from(self != Layout::Plain)
     }
 }
 
-/// Rows of activations, laid out.
+/// Rows of a tile when so many are left.
+#[inline(always)]
+fn tile_rows(left: usize) -> usize {
+    match left {
+        8.. => 8,
+        4.. => 4,
+        2.. => 2,
+        _ => 1,
+    }
+}
+
+/// Sixteen floats that lie in one cache line.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Vector([f32; LANES]);
+
+/// Rows of activations, laid out for tiles: a tile's rows lie together, block
+/// by block.
 struct Activations {
     layout: Layout,
     /// Blocks of a row.
     blocks: usize,
-    data: Vec<f32>,
+    data: Vec<Vector>,
 }
 
 impl Activations {
     fn new(layout: Layout, x: &[f32], rows: usize, columns: usize) -> Activations {
         let blocks = columns.div_ceil(layout.inputs());
-        let mut data = vec![0.0; rows * blocks * layout.floats()];
-        for (row, out) in x.chunks_exact(columns).take(rows).zip(data.chunks_mut(blocks * layout.floats())) {
-            for (x, out) in row.chunks(layout.inputs()).zip(out.chunks_mut(layout.floats())) {
-                match layout {
-                    Layout::Plain => out[..x.len()].copy_from_slice(x),
-                    Layout::Nibbles => lay_out::<8>(x, out),
-                    Layout::Bytes => lay_out::<4>(x, out),
+        let data = vec![Vector([0.0; LANES]); rows * blocks * layout.vectors()];
+        let mut activations = Activations { layout, blocks, data };
+        let mut first = 0;
+        while first < rows {
+            let count = tile_rows(rows - first);
+            let tile = activations.tile_range(first, count);
+            let tile = &mut activations.data[tile];
+            for row in 0..count {
+                let x = &x[(first + row) * columns..][..columns];
+                let blocks = tile.chunks_exact_mut(layout.vectors()).skip(row).step_by(count);
+                for (x, out) in x.chunks(layout.inputs()).zip(blocks) {
+                    match layout {
+                        Layout::Plain => {
+                            for (x, out) in x.chunks(LANES).zip(out) {
+                                out.0[..x.len()].copy_from_slice(x);
+                            }
+                        }
+                        Layout::Nibbles => lay_out::<8>(x, out),
+                        Layout::Bytes => lay_out::<4>(x, out),
+                    }
                 }
             }
+            first += count;
         }
-        Activations { layout, blocks, data }
+        activations
     }
 
-    fn row(&self, row: usize) -> &[f32] {
-        let stride = self.blocks * self.layout.floats();
-        &self.data[row * stride..][..stride]
+    fn tile_range(&self, first: usize, rows: usize) -> std::ops::Range<usize> {
+        let row = self.blocks * self.layout.vectors();
+        first * row..(first + rows) * row
+    }
+
+    /// The tile of `rows` rows that begins at row `first`.
+    #[inline(always)]
+    fn tile(&self, first: usize, rows: usize) -> &[Vector] {
+        &self.data[self.tile_range(first, rows)]
     }
 }
 
 /// Lays out one block for words of `CODES` codes.
-fn lay_out<const CODES: usize>(x: &[f32], out: &mut [f32]) {
+fn lay_out<const CODES: usize>(x: &[f32], out: &mut [Vector]) {
     let (words, _) = x.as_chunks::<CODES>();
     for (lane, word) in words.iter().enumerate() {
         let mut sum = 0.0;
         for (code, &value) in word.iter().enumerate() {
-            out[code * LANES + lane] = value;
+            out[code].0[lane] = value;
             sum += value;
         }
-        out[CODES * LANES + lane] = sum;
+        out[CODES].0[lane] = sum;
     }
 }
 
@@ -260,58 +294,57 @@ macro_rules! packed_decoder {
 packed_decoder!(Nibbles, 8, low_nibbles, shift_4);
 packed_decoder!(Bytes, 4, low_bytes, shift_8);
 
-/// Most outputs of a tile.
-const MAX_OUTPUTS: usize = 4;
-
-/// Scales and biases of the outputs of a tile, as floats.
+/// Scales and biases of the outputs of a task, as floats.
 struct Groups {
     /// Lanes that share a group.
     lanes: usize,
-    /// Blocks that share a group, or 1.
-    blocks: usize,
-    /// Groups of a row, plus room for reading four at the last one.
+    /// Groups of a block are `block * per_block >> shift` and on.
+    per_block: usize,
+    shift: u32,
+    /// Groups of an output.
     stride: usize,
+    /// All outputs, and room for reading four at the last group.
     scales: Vec<f32>,
     biases: Vec<f32>,
 }
 
 impl Groups {
     #[inline(always)]
-    fn new(weights: &MatrixView<'_>) -> Groups {
-        let Storage::Affine { packing, .. } = weights.storage else {
-            return Groups { lanes: LANES, blocks: 1, stride: 0, scales: Vec::new(), biases: Vec::new() };
+    fn new(weights: &MatrixView<'_>, outputs: std::ops::Range<usize>) -> Groups {
+        let Storage::Affine { packing, element, scales, biases, .. } = weights.storage else {
+            return Groups {
+                lanes: LANES,
+                per_block: 1,
+                shift: 0,
+                stride: 0,
+                scales: Vec::new(),
+                biases: Vec::new(),
+            };
         };
         let words = (packing.group * packing.bits / 32) as usize;
-        let stride = weights.columns / packing.group as usize + 4;
-        Groups {
+        let stride = weights.columns / packing.group as usize;
+        let bytes = stride * element.bytes();
+        let count = outputs.len() * stride;
+        let mut groups = Groups {
             lanes: words.min(LANES),
-            blocks: words.div_ceil(LANES),
+            per_block: LANES.div_ceil(words),
+            shift: words.div_ceil(LANES).ilog2(),
             stride,
-            scales: vec![0.0; stride * MAX_OUTPUTS],
-            biases: vec![0.0; stride * MAX_OUTPUTS],
-        }
+            scales: vec![0.0; count + 4],
+            biases: vec![0.0; count + 4],
+        };
+        let range = outputs.start * bytes..outputs.end * bytes;
+        floats_into(element, &scales[range.clone()], &mut groups.scales[..count]);
+        floats_into(element, &biases[range], &mut groups.biases[..count]);
+        groups
     }
 
-    /// Reads the groups of `outputs` outputs.
-    #[inline(always)]
-    fn read(&mut self, weights: &MatrixView<'_>, first: usize, outputs: usize) {
-        let Storage::Affine { element, scales, biases, .. } = weights.storage else { return };
-        let groups = self.stride - 4;
-        let bytes = groups * element.bytes();
-        for output in 0..outputs {
-            let (from, to) = ((first + output) * bytes, output * self.stride);
-            floats_into(element, &scales[from..from + bytes], &mut self.scales[to..to + groups]);
-            floats_into(element, &biases[from..from + bytes], &mut self.biases[to..to + groups]);
-        }
-    }
-
-    /// Scale and bias of each lane.
+    /// Scale and bias of each lane; `output` counts from the task's first.
     #[inline(always)]
     fn lanes<S: Simd>(&self, s: S, output: usize, block: usize) -> (S::F, S::F) {
-        let first = output * self.stride
-            + if self.blocks > 1 { block / self.blocks } else { block * (LANES / self.lanes) };
-        let scales = self.scales[first..].first_chunk::<4>().expect("rows are padded");
-        let biases = self.biases[first..].first_chunk::<4>().expect("rows are padded");
+        let first = output * self.stride + ((block * self.per_block) >> self.shift);
+        let scales = self.scales[first..].first_chunk::<4>().expect("the end is padded");
+        let biases = self.biases[first..].first_chunk::<4>().expect("the end is padded");
         (s.spread(scales, self.lanes), s.spread(biases, self.lanes))
     }
 }
@@ -319,7 +352,7 @@ impl Groups {
 /// All outputs and rows of a task, tile by tile.
 #[inline(always)]
 fn tiles<S: Simd, D: Decoder>(s: S, task: &mut Task<'_, '_, '_>, bytes: &[u8]) {
-    let mut groups = Groups::new(task.weights);
+    let groups = Groups::new(task.weights, task.outputs.clone());
     let row_bytes = bytes.len() / task.weights.rows;
     let mut row = 0;
     while row < task.rows {
@@ -329,21 +362,16 @@ fn tiles<S: Simd, D: Decoder>(s: S, task: &mut Task<'_, '_, '_>, bytes: &[u8]) {
             let outputs = task.outputs.end - output;
             let place = Place { row, output, row_bytes };
             output += match (left, outputs) {
-                (8.., _) => tile::<S, D, 1, 8>(s, task, bytes, &mut groups, place),
-                (4.., 2..) => tile::<S, D, 2, 4>(s, task, bytes, &mut groups, place),
-                (4.., _) => tile::<S, D, 1, 4>(s, task, bytes, &mut groups, place),
-                (2.., 2..) => tile::<S, D, 2, 2>(s, task, bytes, &mut groups, place),
-                (2.., _) => tile::<S, D, 1, 2>(s, task, bytes, &mut groups, place),
-                (_, 4..) => tile::<S, D, 4, 1>(s, task, bytes, &mut groups, place),
-                _ => tile::<S, D, 1, 1>(s, task, bytes, &mut groups, place),
+                (8.., _) => tile::<S, D, 1, 8>(s, task, bytes, &groups, place),
+                (4.., 2..) => tile::<S, D, 2, 4>(s, task, bytes, &groups, place),
+                (4.., _) => tile::<S, D, 1, 4>(s, task, bytes, &groups, place),
+                (2.., 2..) => tile::<S, D, 2, 2>(s, task, bytes, &groups, place),
+                (2.., _) => tile::<S, D, 1, 2>(s, task, bytes, &groups, place),
+                (_, 4..) => tile::<S, D, 4, 1>(s, task, bytes, &groups, place),
+                _ => tile::<S, D, 1, 1>(s, task, bytes, &groups, place),
             };
         }
-        row += match left {
-            8.. => 8,
-            4.. => 4,
-            2.. => 2,
-            _ => 1,
-        };
+        row += tile_rows(left);
     }
 }
 
@@ -362,30 +390,27 @@ fn tile<S: Simd, D: Decoder, const O: usize, const R: usize>(
     s: S,
     task: &mut Task<'_, '_, '_>,
     bytes: &[u8],
-    groups: &mut Groups,
+    groups: &Groups,
     place: Place,
 ) -> usize {
-    if D::AFFINE {
-        groups.read(task.weights, place.output, O);
-    }
+    let column = place.output - task.outputs.start;
     let mut weights: [&[u8]; O] = [&[]; O];
     for (o, weights) in weights.iter_mut().enumerate() {
         *weights = &bytes[(place.output + o) * place.row_bytes..][..place.row_bytes];
     }
-    let mut x: [&[f32]; R] = [&[]; R];
-    for (r, x) in x.iter_mut().enumerate() {
-        *x = task.x.row(place.row + r);
-    }
+    let vectors = D::VECTORS + usize::from(D::AFFINE);
+    let x = task.x.tile(place.row, R);
     let mut total = [[s.zero(); R]; O];
     let whole = place.row_bytes / D::BYTES;
-    for block in 0..whole {
+    for (block, x) in x.chunks_exact(R * vectors).take(whole).enumerate() {
         let mut here: [&[u8]; O] = [&[]; O];
         for o in 0..O {
             here[o] = &weights[o][block * D::BYTES..][..D::BYTES];
         }
-        add_block::<S, D, O, R>(s, here, x, groups, block, &mut total);
+        add_block::<S, D, O, R>(s, here, x, groups, (column, block), &mut total);
     }
     if whole < task.x.blocks {
+        let x = &x[whole * R * vectors..][..R * vectors];
         // The last block is shorter: zeros fill it, and meet zeros of `x`.
         let mut padded = [[0u8; 512]; O];
         let mut here: [&[u8]; O] = [&[]; O];
@@ -394,9 +419,8 @@ fn tile<S: Simd, D: Decoder, const O: usize, const R: usize>(
             padded[..rest.len()].copy_from_slice(rest);
             *here = &padded[..D::BYTES];
         }
-        add_block::<S, D, O, R>(s, here, x, groups, whole, &mut total);
+        add_block::<S, D, O, R>(s, here, x, groups, (column, whole), &mut total);
     }
-    let column = place.output - task.outputs.start;
     for r in 0..R {
         let out = &mut task.out.row(place.row + r)[column..column + O];
         for o in 0..O {
@@ -410,16 +434,13 @@ fn tile<S: Simd, D: Decoder, const O: usize, const R: usize>(
 fn add_block<S: Simd, D: Decoder, const O: usize, const R: usize>(
     s: S,
     weights: [&[u8]; O],
-    x: [&[f32]; R],
+    x: &[Vector],
     groups: &Groups,
-    block: usize,
+    (column, block): (usize, usize),
     total: &mut [[S::F; R]; O],
 ) {
-    let vectors = D::VECTORS + usize::from(D::AFFINE);
-    let mut here: [&[[f32; LANES]]; R] = [&[]; R];
-    for r in 0..R {
-        here[r] = x[r][block * vectors * LANES..][..vectors * LANES].as_chunks().0;
-    }
+    let stride = D::VECTORS + usize::from(D::AFFINE);
+    let x = &x[..R * stride];
     let mut sums = [[s.zero(); R]; O];
     let mut cursors = [D::start(s, weights[0]); O];
     for o in 1..O {
@@ -431,7 +452,7 @@ fn add_block<S: Simd, D: Decoder, const O: usize, const R: usize>(
             unpacked[o] = D::next(s, &mut cursors[o], vector);
         }
         for r in 0..R {
-            let x = s.load(&here[r][vector]);
+            let x = s.load(&x[r * stride + vector].0);
             for o in 0..O {
                 sums[o][r] = s.fma(unpacked[o], x, sums[o][r]);
             }
@@ -439,9 +460,9 @@ fn add_block<S: Simd, D: Decoder, const O: usize, const R: usize>(
     }
     for o in 0..O {
         if D::AFFINE {
-            let (scale, bias) = groups.lanes(s, o, block);
+            let (scale, bias) = groups.lanes(s, column + o, block);
             for r in 0..R {
-                let lane_sums = s.load(&here[r][D::VECTORS]);
+                let lane_sums = s.load(&x[r * stride + D::VECTORS].0);
                 total[o][r] = s.fma(sums[o][r], scale, total[o][r]);
                 total[o][r] = s.fma(lane_sums, bias, total[o][r]);
             }

@@ -1,6 +1,6 @@
 //! Sixteen lanes in plain Rust.
 
-use half::{bf16, f16};
+use half::f16;
 
 use super::{Kernel, LANES, Simd};
 
@@ -135,7 +135,7 @@ impl Simd for Portable {
     #[inline(always)]
     fn load_bf16(self, bytes: &[u8; 32]) -> Self::F {
         let (words, _) = bytes.as_chunks::<2>();
-        std::array::from_fn(|lane| bf16::from_le_bytes(words[lane]).to_f32())
+        std::array::from_fn(|lane| f32::from_bits(u32::from(u16::from_le_bytes(words[lane])) << 16))
     }
 
     #[inline(always)]
