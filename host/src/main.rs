@@ -1,2 +1,5 @@
 //! The tensorfold program.
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    tensorfold::cli::main()
+}

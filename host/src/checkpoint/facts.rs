@@ -29,6 +29,8 @@ pub struct Facts {
     pub mtp_formats: Vec<String>,
     /// Whether the files hold a multi-token prediction head.
     pub mtp: bool,
+    /// Whether that head lies in a file of its own.
+    pub mtp_in_side_file: bool,
     /// Positions that the model was made for, where `config.json` says so.
     pub context_window: Option<u32>,
     /// Parameters, the prediction head's included.
@@ -65,6 +67,7 @@ pub fn survey(path: &Path) -> Result<(Facts, Option<CheckpointError>), Checkpoin
         formats: Vec::new(),
         mtp_formats: Vec::new(),
         mtp: false,
+        mtp_in_side_file: false,
         context_window: config.context_window()?,
         parameters: 0,
         weight_bytes: 0,
@@ -89,6 +92,7 @@ fn read_weights(
     facts.parameters = tensors.iter().map(|tensor| tensor.parameters()).sum();
     facts.formats = spec.formats;
     facts.mtp = spec.mtp.is_some();
+    facts.mtp_in_side_file = facts.mtp && shards.files.len() > shards.first_side_file;
     facts.mtp_formats = spec.mtp.map(|mtp| mtp.formats).unwrap_or_default();
     Ok(())
 }
@@ -105,6 +109,7 @@ fn from_headers(facts: &mut Facts, config: &Config, shards: &Shards) {
         for tensor in &file.tensors {
             let in_mtp = index >= shards.first_side_file || tensor.name.contains("mtp.");
             facts.mtp |= in_mtp;
+            facts.mtp_in_side_file |= index >= shards.first_side_file;
             let elements: u64 = tensor.shape.iter().fold(1, |product, &axis| product.saturating_mul(axis));
             let module = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
             let element = ElementType::from_safetensors(tensor.dtype);

@@ -1,0 +1,131 @@
+//! Which plugin serves, and whether it can: decided without a line of its code.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use tensorfold_plugin_api::manifest::Manifest;
+use tensorfold_plugin_api::vocabulary::GivenFlags;
+
+use crate::checkpoint::{self, HubCache};
+use crate::cli::arguments::ModelArguments;
+use crate::cli::{Failure, find_plugins, named_backend};
+use crate::plugins::admit::{self, Admission, Facts, HostFacts, ModelFacts, OwnHead, Subject};
+use crate::plugins::catalog::Catalog;
+use crate::plugins::environment::Environment;
+use crate::plugins::inspect::Inspection;
+
+/// A request that may go on to the plugin's own code.
+pub(in crate::cli) struct Admitted {
+    /// All plugins, with the chosen one among them.
+    pub catalog: Catalog,
+    /// The chosen one.
+    pub index: usize,
+    /// What was found out about its library.
+    pub inspection: Inspection,
+    /// What the request comes to.
+    pub admission: Admission,
+    /// The model's folder.
+    pub directory: PathBuf,
+    /// The model's name for clients.
+    pub name: String,
+    /// The plugin's manifest.
+    pub manifest: Manifest,
+    /// Whether the plugin drives an accelerator, whose driver may mind a normal exit.
+    pub accelerator: bool,
+    /// What the user should know, one line each.
+    pub lines: Vec<String>,
+}
+
+impl Admitted {
+    /// The plugin's id, for logs.
+    pub(in crate::cli) fn plugin_name(&self) -> &str {
+        &self.manifest.plugin.id
+    }
+
+    /// The engine's name for users.
+    pub(in crate::cli) fn engine_name(&self) -> &str {
+        &self.manifest.plugin.engine_name
+    }
+}
+
+/// Judges a request.
+///
+/// # Errors
+/// The first refusal, in the order in which `serve` makes its checks.
+pub(in crate::cli) fn admit(
+    arguments: &ModelArguments,
+    environment: &Environment,
+) -> Result<Admitted, Failure> {
+    let flags = &arguments.flags;
+    let mut catalog = find_plugins(flags, environment)?;
+    let mut lines = Vec::new();
+    let index = choose(&mut catalog, flags, &mut lines)?;
+    let plugin = &catalog.plugins()[index];
+    let library = plugin.library.clone();
+    let manifest = plugin
+        .manifest
+        .clone()
+        .ok_or_else(|| Failure::new(format!("{}: its manifest could not be read", plugin.name())))?;
+    let host = HostFacts::of_this_program();
+    let subject = |facts| Subject { manifest: &manifest, path: library.as_deref(), flags, facts };
+    // Nothing before this line looked at a model, a device or a network, and nothing was written.
+    let early = Facts::of_host(&host);
+    admit::admit_early(&subject(&early)).map_err(Failure::from_refusal)?;
+    let model = checkpoint::resolve(&arguments.model, &HubCache::from_environment())?;
+    let facts = model_facts(&model.directory)?;
+    let inspection = catalog.inspect(index);
+    if let Some(finding) = catalog.refusal(index) {
+        return Err(Failure::from_finding(finding));
+    }
+    let all = Facts { model: Some(&facts), ..Facts::of_host(&host) };
+    let admission = admit::admit(&subject(&all)).map_err(Failure::from_refusal)?;
+    lines.extend(admission.warnings.iter().map(ToString::to_string));
+    if admission.context_cut {
+        lines.push(format!(
+            "the context is {} tokens: the {} engine holds no more",
+            admission.context.unwrap_or_default(),
+            manifest.plugin.engine_name
+        ));
+    }
+    let accelerator = manifest.devices.iter().any(|device| device.kind != "cpu");
+    Ok(Admitted {
+        catalog,
+        index,
+        inspection,
+        admission,
+        directory: model.directory,
+        name: model.name,
+        accelerator,
+        lines,
+        manifest,
+    })
+}
+
+/// The plugin that serves: the one that was named, or the one that fits the machine.
+fn choose(catalog: &mut Catalog, flags: &GivenFlags, lines: &mut Vec<String>) -> Result<usize, Failure> {
+    if let Some(name) = named_backend(flags) {
+        return Ok(catalog.by_name(name)?);
+    }
+    let choice = catalog.auto(flags.has("--allow-fallback"))?;
+    lines.push(format!("--backend auto: {}", choice.reason));
+    lines.extend(choice.not_taken.into_iter().map(|reason| format!("not taken: {reason}")));
+    Ok(choice.index)
+}
+
+/// What admission needs to know of a model.
+pub(in crate::cli) fn model_facts(directory: &Path) -> Result<ModelFacts, Failure> {
+    let facts = checkpoint::read_facts(directory)?;
+    Ok(admission_facts(&facts))
+}
+
+/// The same from facts that were read before.
+pub(in crate::cli) fn admission_facts(facts: &checkpoint::Facts) -> ModelFacts {
+    let weights = if facts.mtp_in_side_file { "side-file" } else { "in-checkpoint" };
+    let own_head = facts.mtp.then_some(OwnHead { revision: 1, weights });
+    ModelFacts {
+        family: facts.family.clone(),
+        formats: facts.formats.iter().cloned().collect::<BTreeSet<String>>(),
+        context_window: facts.context_window,
+        own_head,
+    }
+}

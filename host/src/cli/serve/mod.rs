@@ -1,0 +1,81 @@
+//! `tensorfold serve MODEL`: from a typed request to a server that answers.
+//!
+//! The order of steps is the product's promise. What the command line and the manifest decide is
+//! decided first; the model's metadata comes next, then the library, then the device, then the
+//! weights. Each step can end the command with one line, and nothing of a later step has happened
+//! by then.
+
+pub(super) mod admission;
+mod opening;
+mod options;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use self::admission::Admitted;
+use super::arguments::ModelArguments;
+use super::{Failure, hint};
+use crate::checkpoint::{Checkpoint, CheckpointSource};
+use crate::engine::{EngineHandle, EngineOptions, PluginEngine};
+use crate::plugins::environment::Environment;
+use crate::server::{ServeEnvironment, ServedModel, Server};
+
+/// How long the engine may take to end a round once the server has stopped.
+const ENGINE_STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// Serves until it is told to stop.
+///
+/// # Errors
+/// One line: what was wanted, what was found, what to do.
+pub(in crate::cli) fn run(
+    arguments: &ModelArguments,
+    environment: &Environment,
+) -> Result<ExitCode, Failure> {
+    let flags = &arguments.flags;
+    // From the manifest and the command line alone, then from the model's metadata.
+    let mut admitted = admission::admit(arguments, environment)?;
+    for line in &admitted.lines {
+        hint(line);
+    }
+    // Everything that can fail without the plugin: tokenizer, template, tensors, keys, address.
+    let text = options::text_model(flags, &admitted.directory)?;
+    let checkpoint = Checkpoint::open(&admitted.directory)?;
+    let serve_options = options::serve_options(flags, &admitted.name, &checkpoint);
+    let stop_tokens = checkpoint.stop_tokens.iter().copied().collect();
+    let server = Server::prepare(serve_options, &ServeEnvironment::read())?;
+    // Only now code of the plugin runs.
+    let started = Instant::now();
+    let plugin = opening::open_plugin(&mut admitted, environment, flags)?;
+    let device = opening::open_device(&mut admitted, &plugin, flags)?;
+    let source = Arc::new(CheckpointSource::new(checkpoint));
+    let engine = opening::open_engine(&mut admitted, &device, source.clone(), flags)?;
+    let engine_options = EngineOptions { context: engine.context, ..EngineOptions::default() };
+    let rows = PluginEngine::new(
+        engine.client,
+        admitted.engine_name(),
+        engine.rows,
+        source.checkpoint().spec.selectable_vocabulary,
+    )?;
+    let handle = EngineHandle::start(Box::new(rows), &engine_options)
+        .map_err(|error| Failure::new(format!("no thread for the engine: {error}")))?;
+    opening::advance(&mut admitted, crate::plugins::lifecycle::State::Serving);
+    let model = ServedModel { text, stop_tokens, load_seconds: started.elapsed().as_secs_f64() };
+    let served = server.run(model, handle.clone());
+    handle.stop(ENGINE_STOP_LIMIT);
+    drop(handle);
+    drop(device);
+    finish(&admitted, &plugin);
+    served?;
+    if admitted.accelerator && !environment.set.contains_key("TENSORFOLD_NORMAL_EXIT") {
+        opening::end_process(0);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends the plugin. A plugin that does not end well is a line in the log: the work is done.
+fn finish(admitted: &Admitted, plugin: &opening::OpenPlugin) {
+    if let Err(error) = plugin.client.shutdown() {
+        tracing::warn!(plugin = admitted.plugin_name(), %error, "the plugin did not end well");
+    }
+}
