@@ -5,153 +5,28 @@ mod support;
 
 use std::io::Write;
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use abi_stable::library::lib_header_from_path;
+use support::border::{feed, load, model, setup, start};
 use tensorfold::plugins::attest::{Layout, attest};
 use tensorfold::plugins::lifecycle::Code;
-use tensorfold::plugins::open::Opened;
-use tensorfold::plugins::{image, open};
 use tensorfold_plugin_api::PluginError;
-use tensorfold_plugin_api::abi::{ABI_MINOR, BACKEND_INTERFACE, Status, TF_LOG_INFO, TfDescriptor, TfStr};
+use tensorfold_plugin_api::abi::{BACKEND_INTERFACE, Status, TfStr};
 use tensorfold_plugin_api::attest::PluginRootRef;
-use tensorfold_plugin_api::host::{
-    EngineSetup, HostServices, InitOptions, LaneRequest, LogRecord, ModelSource, ModelTensor, PluginClient,
-};
-use tensorfold_plugin_api::manifest::Manifest;
-use tensorfold_plugin_api::model_spec::{
-    AttentionSpec, FeedForwardSpec, LayerSpec, MODEL_SPEC_VERSION, MixerSpec, ModelSpec, RopeScaling,
-    RopeSpec,
-};
-use tensorfold_plugin_api::plugin::{Dtype, NextDrafts};
-use tensorfold_plugin_api::sampling::Sampling;
-
-struct Quiet;
-
-impl HostServices for Quiet {
-    fn log_enabled(&self, _level: u32, _target: &str) -> bool {
-        false
-    }
-    fn log(&self, _record: LogRecord) {}
-    fn memory_report(&self, _kind: u32, _bytes: u64) {}
-}
-
-struct Loaded {
-    opened: Opened,
-    descriptor: &'static TfDescriptor,
-    manifest: Manifest,
-}
-
-fn load(library: &Path) -> Loaded {
-    let image = image::read(library).unwrap();
-    let opened = open::open(library, image.identity).unwrap();
-    // SAFETY: the descriptor of a plugin that was built with this workspace; it is never unmapped.
-    let descriptor = unsafe { opened.descriptor().as_ref() };
-    let manifest = Manifest::parse(&image.manifest.unwrap(), "embedded").unwrap().manifest;
-    Loaded { opened, descriptor, manifest }
-}
-
-impl Loaded {
-    fn client(&self) -> Arc<PluginClient> {
-        let offered: Vec<String> = self.manifest.abi.interfaces.iter().cloned().collect();
-        // SAFETY: as in `load`.
-        unsafe { PluginClient::new(self.descriptor, &offered, Box::new(Quiet), &[]) }.unwrap()
-    }
-}
-
-struct OneTensor(ModelSpec, Vec<ModelTensor>);
-
-impl ModelSource for OneTensor {
-    fn spec(&self) -> &ModelSpec {
-        &self.0
-    }
-    fn tensors(&self) -> &[ModelTensor] {
-        &self.1
-    }
-    fn bytes(&self, _tensor: usize) -> &[u8] {
-        &[0; 4]
-    }
-}
-
-fn model() -> Arc<OneTensor> {
-    let attention = AttentionSpec {
-        heads: 1,
-        key_value_heads: 1,
-        head_size: 2,
-        gated: false,
-        head_norms: false,
-        biases: false,
-    };
-    let spec = ModelSpec {
-        version: MODEL_SPEC_VERSION,
-        family: "qwen3_5".into(),
-        hidden_size: 1,
-        vocabulary_rows: 32,
-        selectable_vocabulary: 20,
-        context_window: 64,
-        norm_epsilon: 1e-5,
-        norm_weight_offset: 0.0,
-        tied_head: true,
-        rope: RopeSpec { theta: 1e4, rotary_dimensions: 2, scaling: RopeScaling::None },
-        layers: vec![LayerSpec {
-            mixer: MixerSpec::Attention(attention),
-            feed_forward: FeedForwardSpec::Dense { intermediate_size: 1 },
-        }],
-        mtp: None,
-        formats: vec!["f32".into()],
-    };
-    let tensor = ModelTensor {
-        name: "embed".into(),
-        dtype: Dtype::F32,
-        shape: vec![1, 1],
-        packed: None,
-        file_offset: 0,
-        file_descriptor: None,
-    };
-    Arc::new(OneTensor(spec, vec![tensor]))
-}
+use tensorfold_plugin_api::host::PluginClient;
 
 /// Makes every call of both tables once and stops at the first failure.
 fn walk(client: &Arc<PluginClient>, panic_in: &str) -> Result<(), PluginError> {
-    let configuration = vec![("panic-in".to_owned(), panic_in.to_owned(), true)];
-    client.init(
-        InitOptions {
-            host_version: "0.1.0".into(),
-            agreed_abi_minor: ABI_MINOR,
-            configuration,
-            log_level: TF_LOG_INFO,
-        },
-        std::time::Duration::from_secs(60),
-    )?;
+    start(client, &[("panic-in", panic_in)])?;
     let devices = client.list_devices()?;
     client.fit_device(&devices[0].identity)?;
     let device = client.open_device(&devices[0].identity)?;
-    let setup = EngineSetup {
-        lanes: 2,
-        context: 64,
-        rows: 64,
-        world: 1,
-        rank: 0,
-        kv_dtype: String::new(),
-        memory_limit: None,
-    };
-    device.plan(&*model(), &setup)?;
+    device.plan(&*model(), &setup())?;
     let mut engine = device.open_engine(model(), &setup, |_, _, _| ControlFlow::Continue(()))?;
     engine.info()?;
     let lane = engine.lane_open()?;
-    let outcome = engine.round(&[LaneRequest {
-        lane,
-        position: 0,
-        tokens: &[3, 4],
-        draft_count: 0,
-        output_count: 1,
-        sampling: Sampling { seed: 0, temperature: 0.0, top_p: 1.0, min_p: 0.0, top_k: 0 },
-        allowed: None,
-        logprobs: None,
-        next_drafts: NextDrafts::default(),
-        cancel: None,
-    }])?;
+    let outcome = engine.round(&[feed(lane, 0, &[3, 4], 0, 1)])?;
     assert_eq!(outcome.lanes[0].tokens, [5]);
     let kept = engine.snapshot(lane)?;
     engine.restore(lane, kept.snapshot)?;

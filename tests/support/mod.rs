@@ -5,6 +5,7 @@
 
 #![allow(dead_code, reason = "each test program uses its own part of this")]
 
+pub(crate) mod border;
 pub(crate) mod plugins;
 pub(crate) mod program;
 pub(crate) mod server;
