@@ -23,7 +23,7 @@ fn walk(client: &Arc<PluginClient>, panic_in: &str) -> Result<(), PluginError> {
     client.fit_device(&devices[0].identity)?;
     let device = client.open_device(&devices[0].identity)?;
     device.plan(&*model(), &setup())?;
-    let mut engine = device.open_engine(model(), &setup, |_, _, _| ControlFlow::Continue(()))?;
+    let mut engine = device.open_engine(model(), &setup(), |_, _, _| ControlFlow::Continue(()))?;
     engine.info()?;
     let lane = engine.lane_open()?;
     let outcome = engine.round(&[feed(lane, 0, &[3, 4], 0, 1)])?;

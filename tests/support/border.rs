@@ -119,8 +119,9 @@ pub(crate) fn setup() -> EngineSetup {
 }
 
 /// Calls `init` with options that the plugin must know.
-pub(crate) fn start(client: &PluginClient, options: &[(&str, &str)]) -> Result<(), PluginError> {
-    let configuration = options.iter().map(|&(key, value)| (key.to_owned(), value.to_owned(), true)).collect();
+pub(crate) fn start(client: &Arc<PluginClient>, options: &[(&str, &str)]) -> Result<(), PluginError> {
+    let configuration =
+        options.iter().map(|&(key, value)| (key.to_owned(), value.to_owned(), true)).collect();
     let options = InitOptions {
         host_version: "0.1.0".into(),
         agreed_abi_minor: ABI_MINOR,

@@ -49,3 +49,25 @@ pub(crate) fn built_with_the_workspace(library: &str) -> PathBuf {
 pub(crate) fn json(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("no JSON ({error}):\n{text}"))
 }
+
+/// The codes of all findings of a level (`error`, `warning`, `note`) in a document, in their order.
+pub(crate) fn findings(document: &serde_json::Value, level: &str) -> Vec<String> {
+    let mut codes = Vec::new();
+    collect(document, level, &mut codes);
+    codes
+}
+
+fn collect(value: &serde_json::Value, level: &str, codes: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Array(items) => items.iter().for_each(|item| collect(item, level, codes)),
+        serde_json::Value::Object(members) => {
+            if members.get("level").is_some_and(|found| found == level)
+                && let Some(code) = members.get("code").and_then(|code| code.as_str())
+            {
+                codes.push(code.to_owned());
+            }
+            members.values().for_each(|member| collect(member, level, codes));
+        }
+        _ => {}
+    }
+}

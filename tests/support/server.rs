@@ -19,7 +19,7 @@ pub(crate) struct Server {
     child: Child,
     address: String,
     said: Arc<Mutex<String>>,
-    ended: Receiver<()>,
+    ended: Mutex<Receiver<()>>,
 }
 
 /// An answer of the server.
@@ -70,7 +70,8 @@ impl Server {
                 Err(_) => break None,
             }
         };
-        let mut server = Server { child, address: address.clone().unwrap_or_default(), said, ended };
+        let mut server =
+            Server { child, address: address.clone().unwrap_or_default(), said, ended: Mutex::new(ended) };
         if address.is_none() {
             server.signal(libc::SIGKILL);
             let status = server.child.wait().unwrap();
@@ -125,7 +126,8 @@ impl Server {
 
     /// Waits for its end.
     pub(crate) fn wait(&mut self) -> (i32, String) {
-        let late = self.ended.recv_timeout(LIMIT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
+        let late =
+            self.ended.lock().unwrap().recv_timeout(LIMIT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
         if late {
             self.signal(libc::SIGKILL);
         }
