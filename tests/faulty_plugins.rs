@@ -236,12 +236,23 @@ fn lists_of_devices_are_not_believed_blindly() {
     for lie in [
         "COUNT_OF_DEVICES_IS_A_LIE=70",
         "COUNT_OF_DEVICES_IS_A_LIE=0xffffffffffffffff",
-        "DEVICES_ARE_GARBAGE",
+        "DEVICES_ARE_GARBAGE=1",
     ] {
         let outcome = report(lie);
         has_code(&outcome, "init-failed");
         assert!(outcome.stdout.contains("list_devices"), "{}", outcome.stdout);
     }
+}
+
+#[test]
+fn what_a_plugin_calls_its_devices_cannot_paint_on_a_terminal() {
+    let sandbox = Sandbox::new();
+    let plugin = faulty("DEVICES_ARE_GARBAGE=sizeof(TfDeviceInfo)").build_in(&sandbox.plugins());
+    let outcome = sandbox.tensorfold(["plugins", "check"]).arg(&plugin.library).run();
+    let said = format!("{}{}", outcome.stdout, outcome.stderr);
+    assert!(outcome.status.code().is_some() && !said.contains('\u{1b}'), "{said:?}");
+    let served = serve(&sandbox, &plugin.library);
+    assert!(!served.refusal().is_empty());
 }
 
 #[test]

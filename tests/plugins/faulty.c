@@ -95,17 +95,17 @@ static inline int32_t faulty_list_devices(TfDeviceInfo *devices, uint64_t capaci
     *count = COUNT_OF_DEVICES_IS_A_LIE;
     return status;
 #elif defined(DEVICES_ARE_GARBAGE)
-    // Texts that are none, kinds that do not exist, sizes that are wrong: all of it readable memory.
-    static uint8_t letters_of_nothing[4096];
+    // Texts that are none and that paint on terminals, and kinds that do not exist: all of it readable memory.
+    static uint8_t letters_of_nothing[256];
     (void)error;
-    memset(letters_of_nothing, 0xff, sizeof letters_of_nothing);
+    for (size_t i = 0; i < sizeof letters_of_nothing; i++) letters_of_nothing[i] = "\x1b[2J\n\xff"[i % 6];
     TfStr text = {letters_of_nothing, sizeof letters_of_nothing};
     for (uint64_t i = 0; i < capacity && i < 3; i++) {
         devices[i] = (TfDeviceInfo){
-            .struct_size = 1,
+            .struct_size = DEVICES_ARE_GARBAGE,
             .memory = 99,
-            .identity = {.struct_size = 0xffffffff, .kind = 4711, .pci_address = text, .uuid = text, .name = text,
-                         .index = 0xffffffff},
+            .identity = {.struct_size = sizeof(TfDeviceIdentity), .kind = 4711, .pci_address = text, .uuid = text,
+                         .name = text, .index = 0xffffffff},
             .arch = text,
             .memory_bytes = UINT64_MAX,
             .free_memory_bytes = UINT64_MAX,

@@ -10,7 +10,7 @@ use super::{CancelHandle, HostServices};
 use crate::PluginError;
 use crate::abi::{
     ABI_MAJOR, BACKEND_INTERFACE, ENGINE_INTERFACE, Status, TF_STATUS_OK, TfBackendV1, TfConfigurationEntry,
-    TfDescriptor, TfDeviceFit, TfDeviceInfo, TfEngineV1, TfError, TfInit, TfStr,
+    TfDescriptor, TfDeviceFit, TfDeviceIdentity, TfDeviceInfo, TfEngineV1, TfError, TfInit, TfStr,
 };
 use crate::device::{DeviceFit, DeviceIdentity, DeviceInfo, DeviceMemory};
 use crate::plugin::raw::{identity_from_raw, raw_identity};
@@ -265,6 +265,7 @@ impl PluginClient {
 
     fn list_devices_here(&self) -> Result<Vec<DeviceInfo>, PluginError> {
         const ROOM: usize = 64;
+        const MOST: u64 = 65_536;
         // SAFETY: a device info of zeroes is valid: null pointers with length 0.
         let empty: TfDeviceInfo = unsafe { std::mem::zeroed() };
         let mut devices = vec![empty; ROOM];
@@ -276,12 +277,27 @@ impl PluginClient {
             self.call(|error| unsafe {
                 call(devices.as_mut_ptr(), devices.len() as u64, &mut count, error)
             })?;
-            if count as usize <= devices.len() || count > 65_536 {
+            if count > MOST {
+                return Err(PluginError::internal(format!(
+                    "the plugin says that it has {count} devices; at most {MOST} are believed"
+                )));
+            }
+            if count as usize <= devices.len() {
                 break;
             }
             devices.resize(count as usize, empty);
         }
         let written = devices.len().min(count as usize);
+        let wanted = size_of::<TfDeviceInfo>() as u32;
+        let short = devices[..written].iter().position(|raw| {
+            raw.struct_size < wanted || (raw.identity.struct_size as usize) < size_of::<TfDeviceIdentity>()
+        });
+        if let Some(place) = short {
+            return Err(PluginError::internal(format!(
+                "the plugin listed {count} devices, and number {place} has {} bytes where {wanted} are wanted",
+                devices[place].struct_size
+            )));
+        }
         // SAFETY: the contract says that the texts are valid until the next call of this class,
         // which waits for this one.
         Ok(devices[..written].iter().map(|raw| unsafe { device_from_raw(raw) }).collect())
