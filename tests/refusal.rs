@@ -131,7 +131,7 @@ fn a_refused_command_maps_opens_makes_and_connects_nothing() {
     trace.outcome.exits(1).says_only(SENTENCE);
     assert!(!trace.executable_files().contains(&library), "the plugin was mapped for execution");
     assert!(trace.opened().contains(&library), "the manifest was read from the library");
-    trace.touched_no_device();
+    trace.looked_for_no_device();
     assert_eq!(trace.changes_to_files(), Vec::<String>::new());
     assert_eq!(trace.network(), Vec::<&str>::new());
     assert_eq!(trace.programs().len(), 1, "no child was started: {:?}", trace.programs());
@@ -154,7 +154,7 @@ fn the_trees_own_plugin_is_not_mapped_either() {
     let plugins: Vec<_> =
         mapped.iter().filter(|path| path.to_string_lossy().contains("tensorfold_backend")).collect();
     assert!(plugins.is_empty(), "{plugins:?}");
-    trace.touched_no_device();
+    trace.looked_for_no_device();
     assert_eq!((trace.changes_to_files(), trace.network()), (Vec::new(), Vec::new()));
 }
 
@@ -223,16 +223,14 @@ fn the_manifest_decides_and_not_the_backends_name() {
     let (outcome, ran) = ask(MTP, DRAFTER);
     outcome.exits(1).says_only(SENTENCE);
     assert!(!ran);
-    // With an external kind declared, the drafter is looked at first: this one is not there.
-    let (outcome, ran) = ask(DFLASH2, DRAFTER);
-    let line = outcome.refusal();
-    assert!(line.contains(DRAFTER) && !line.contains("runs no"), "{line}");
-    assert!(!ran, "a drafter that is not there is found missing without the plugin");
-    // The kind is read from the drafter's own config and named.
+    // With an external kind declared it is no longer this rule that decides.
     let folder = demo_drafter().display().to_string();
-    let (outcome, ran) = ask(DFLASH, &folder);
-    outcome.exits(1).says_only(SENTENCE);
-    assert!(!ran);
+    for (drafters, drafter) in [(DFLASH2, DRAFTER), (DFLASH2, &*folder), (DFLASH, DRAFTER)] {
+        let (outcome, ran) = ask(drafters, drafter);
+        let line = outcome.refusal();
+        assert!(line.contains("--drafter") && !line.contains("runs no"), "{drafter}: {line}");
+        assert!(!ran, "what can be refused without the plugin is");
+    }
 }
 
 #[test]

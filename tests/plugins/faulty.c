@@ -2,7 +2,6 @@
 // fault; without any, what is built is sound, which shows that it is the fault that a test sees.
 
 #define _GNU_SOURCE
-#include <signal.h>
 #include <unistd.h>
 
 #include "tensorfold_plugin.h"
@@ -14,6 +13,12 @@
 #include "successor.c"
 #undef tensorfold_plugin_v1
 
+// As a fault in the code would be; raise() would be undone by a handler that expects one.
+__attribute__((unused)) static void crash(void) {
+    static volatile char *volatile nowhere;
+    *nowhere = 1;
+}
+
 // A constructor that leaves a mark: proves whether code of the plugin ran.
 #ifdef MARKER
 #include <fcntl.h>
@@ -24,7 +29,7 @@ __attribute__((constructor)) static void leave_a_mark(void) {
 #endif
 
 #ifdef CONSTRUCTOR_CRASHES
-__attribute__((constructor)) static void crash_at_once(void) { raise(SIGSEGV); }
+__attribute__((constructor)) static void crash_at_once(void) { crash(); }
 #endif
 
 #ifdef UNDEFINED_SYMBOL
@@ -49,7 +54,7 @@ static inline int32_t faulty_init(const TfInit *arguments, TfError *error) {
     return TF_STATUS_INTERNAL;
 #elif defined(INIT_CRASHES)
     (void)arguments, (void)error;
-    raise(SIGSEGV);
+    crash();
     return TF_STATUS_INTERNAL;
 #elif defined(INIT_ABORTS)
     (void)arguments, (void)error;
@@ -124,7 +129,7 @@ static inline int32_t faulty_shutdown(TfError *error) {
     return fail(error, TF_STATUS_INTERNAL, "would rather stay");
 #elif defined(SHUTDOWN_CRASHES)
     (void)error;
-    raise(SIGSEGV);
+    crash();
     return TF_STATUS_OK;
 #else
     return shut_down(error);

@@ -1,5 +1,6 @@
 //! Traces of system calls: what a command really did.
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use super::{Invocation, Outcome, Sandbox, program};
@@ -93,16 +94,25 @@ impl Trace {
         self.of("execve").filter_map(quoted_path).collect()
     }
 
-    /// Fails when a driver's device node was opened or even tried.
+    /// Fails when a driver's device node was opened or even tried. The folder of nodes may be listed.
     #[track_caller]
     pub(crate) fn touched_no_device(&self) {
+        let touched = self.devices();
+        assert!(touched.iter().all(|path| path == Path::new("/dev/dri")), "opened {touched:?}");
+    }
+
+    /// Fails when devices were as much as looked for.
+    #[track_caller]
+    pub(crate) fn looked_for_no_device(&self) {
+        assert_eq!(self.devices(), Vec::<PathBuf>::new());
+    }
+
+    fn devices(&self) -> Vec<PathBuf> {
         let nodes = ["/dev/kfd", "/dev/dri", "/dev/nvidia", "/dev/accel"];
-        let touched: Vec<PathBuf> = self
-            .opened()
-            .into_iter()
-            .filter(|path| nodes.iter().any(|node| path.to_str().is_some_and(|path| path.starts_with(node))))
-            .collect();
-        assert!(touched.is_empty(), "opened {touched:?}");
+        let is_device = |path: &PathBuf| {
+            nodes.iter().any(|node| path.as_os_str().as_bytes().starts_with(node.as_bytes()))
+        };
+        self.opened().into_iter().filter(is_device).collect()
     }
 }
 
