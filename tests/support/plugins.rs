@@ -34,7 +34,10 @@ pub(crate) fn faulty(fault: &str) -> NativePlugin {
 
 /// The plugin in C++, with a switch of `thrower.cpp`; an empty one is none.
 pub(crate) fn thrower(switch: &str) -> NativePlugin {
-    let plugin = NativePlugin::new("thrower.cpp").renamed("thrower").replace(", \"tensorfold.engine/1\"", "");
+    let plugin = NativePlugin::new("thrower.cpp")
+        .renamed("thrower")
+        .replace(", \"tensorfold.engine/1\"", "")
+        .replace("[[family]]\nmodel_type = \"qwen3_5\"\n", "");
     if switch.is_empty() { plugin } else { plugin.define(switch) }
 }
 

@@ -166,8 +166,10 @@ impl Probe {
                 vec![what_failed(stage_code(self.stage), what).fix("report it to the plugin's vendor")]
             }
             Verdict::TimedOut { what, .. } => {
-                let code =
-                    if self.stage >= State::Verified { Code::InitTimeout } else { stage_code(self.stage) };
+                let code = match self.stage {
+                    State::Verified | State::Initialised => Code::InitTimeout,
+                    stage => stage_code(stage),
+                };
                 vec![what_failed(code, what).fix("see whether the device is in use or its driver hangs")]
             }
         }
@@ -180,6 +182,7 @@ fn stage_code(stage: State) -> Code {
         State::Opened => Code::BadMagic,
         State::CrossChecked => Code::LayoutMismatch,
         State::Verified | State::Initialised => Code::InitFailed,
+        State::Draining => Code::ShutdownFailed,
         _ => Code::DlopenFailed,
     }
 }
@@ -255,6 +258,7 @@ fn doing(stage: State) -> &'static str {
         State::CrossChecked => "fetching the interfaces",
         State::Verified => "init",
         State::Initialised => "listing devices",
+        State::Draining => "shutdown",
         _ => "opening the library",
     }
 }
@@ -329,7 +333,13 @@ fn split_stages(stderr: &str) -> (State, String) {
     for line in stderr.lines() {
         match line.strip_prefix(STAGE_MARK) {
             Some(name) => {
-                let states = [State::Opened, State::CrossChecked, State::Verified, State::Initialised];
+                let states = [
+                    State::Opened,
+                    State::CrossChecked,
+                    State::Verified,
+                    State::Initialised,
+                    State::Draining,
+                ];
                 stage = states.into_iter().find(|state| state.as_str() == name).unwrap_or(stage);
             }
             None => {
@@ -375,6 +385,7 @@ fn try_plugin(catalog: &mut Catalog, index: usize, inspection: &Inspection, repo
     let reports = catalog.reports_folder();
     let host_version = catalog.host().version.to_string();
     let plugin = catalog.plugin_mut(index);
+    let threads_before = threads();
     // The findings were recorded with the plugin.
     let Ok(verified) = load::open_and_verify(plugin, image, &options, reports.as_deref()) else {
         announce(plugin.life.state());
@@ -399,6 +410,9 @@ fn try_plugin(catalog: &mut Catalog, index: usize, inspection: &Inspection, repo
     announce(State::Initialised);
     match verified.client.list_devices() {
         Ok(devices) => {
+            if devices.is_empty() {
+                plugin.record(Finding::error(Code::NoDevice, "the plugin sees no device"));
+            }
             for device in devices {
                 let fit = verified.client.fit_device(&device.identity);
                 report.devices.push(probed_device(&device, fit));
@@ -414,9 +428,49 @@ fn try_plugin(catalog: &mut Catalog, index: usize, inspection: &Inspection, repo
             manifest.runtimes.iter().flat_map(|runtime| runtime.soname.iter().map(String::as_str)).collect();
         report.runtimes = open::mapped_runtimes(&names);
     }
+    announce(State::Draining);
     if let Err(error) = verified.client.shutdown() {
         plugin.record(Finding::warning(Code::ShutdownFailed, one_line(&error.message)));
+    } else if let Some(left) = threads_left(threads_before) {
+        plugin.record(
+            Finding::warning(Code::ShutdownFailed, "threads of the plugin still run after shutdown")
+                .wanted("none")
+                .found(left.to_string()),
+        );
     }
+}
+
+/// The threads of this process, when the system tells.
+fn threads() -> Option<usize> {
+    Some(std::fs::read_dir("/proc/self/task").ok()?.count())
+}
+
+/// How many threads the plugin has left behind, besides the host's one for control calls.
+fn threads_left(before: Option<usize>) -> Option<usize> {
+    let expected = before? + 1;
+    let begin = Instant::now();
+    loop {
+        let left = threads()?.saturating_sub(expected);
+        // A thread that was joined stays in the list for a moment.
+        if left == 0 || begin.elapsed() > Duration::from_millis(500) {
+            return (left > 0).then_some(left);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Keeps standard output for the document alone: whatever a plugin writes there from now on goes to standard error.
+///
+/// # Errors
+/// What the system said.
+pub fn keep_stdout() -> std::io::Result<std::fs::File> {
+    use std::os::fd::{AsFd as _, AsRawFd as _};
+    let document = std::io::stdout().as_fd().try_clone_to_owned()?;
+    // SAFETY: both descriptors are open, and nothing else in this process has spoken on standard output yet.
+    if unsafe { libc::dup2(std::io::stderr().as_raw_fd(), std::io::stdout().as_raw_fd()) } < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(document.into())
 }
 
 fn announce(state: State) {

@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tensorfold_plugin_api::abi::{ABI_MAJOR, ABI_MINOR, DESCRIPTOR_SYMBOL, MANIFEST_SYMBOL};
+use tensorfold_plugin_api::abi::{
+    ABI_MAJOR, ABI_MINOR, BACKEND_INTERFACE, DESCRIPTOR_SYMBOL, ENGINE_INTERFACE, MANIFEST_SYMBOL,
+};
 use tensorfold_plugin_api::attest::ROOT_MODULE_SYMBOL;
 
 use super::{Output, describe, find, names_a_file};
 use crate::plugins::catalog::Catalog;
 use crate::plugins::image::Image;
-use crate::plugins::lifecycle::{Code, Finding, Level, State};
+use crate::plugins::lifecycle::{Code, Finding, Level, State, one_line};
 use crate::plugins::plugin::Plugin;
 use crate::plugins::probe;
 use crate::plugins::verdicts::{Key, Verdict, Verdicts, boot_id};
@@ -54,6 +56,17 @@ pub(super) fn run(
             None => Finding::note(Code::ManifestField, note.to_string()),
         };
         catalog.plugin_mut(index).record(finding);
+    }
+    let unknown: Vec<String> = catalog.plugins()[index]
+        .manifest
+        .iter()
+        .flat_map(|manifest| &manifest.abi.interfaces)
+        .filter(|id| ![BACKEND_INTERFACE, ENGINE_INTERFACE].contains(&id.as_str()))
+        .cloned()
+        .collect();
+    for id in unknown {
+        let what = format!("the interface `{id}` is unknown to this host and not used");
+        catalog.plugin_mut(index).record(Finding::note(Code::ManifestField, what));
     }
     let mut document = Value::Null;
     if request.probe
@@ -200,14 +213,15 @@ fn print(plugin: &Plugin, document: &Value, failed: bool, output: &mut Output<'_
             writeln!(output.out, "layout: {layout}")?;
         }
         for device in report["devices"].as_array().into_iter().flatten() {
-            let text = |name: &str| device[name].as_str().unwrap_or_default().to_owned();
+            // A plugin's own words: nothing in them may move the cursor.
+            let text = |name: &str| one_line(device[name].as_str().unwrap_or_default());
             let usable = if device["usable"] == true { "usable".to_owned() } else { text("reason") };
             let address = text("pci_address");
             let place = if address.is_empty() { String::new() } else { format!(" at {address}") };
             writeln!(output.out, "device: {} {}{place}: {usable}", text("kind"), text("name"))?;
         }
         for runtime in report["runtimes"].as_array().into_iter().flatten() {
-            writeln!(output.out, "runtime: {}", runtime.as_str().unwrap_or_default())?;
+            writeln!(output.out, "runtime: {}", one_line(runtime.as_str().unwrap_or_default()))?;
         }
     }
     let counted: Vec<String> = counts.iter().map(|(level, count)| format!("{count} {level}")).collect();

@@ -260,9 +260,10 @@ fn probe_child(catalog: &mut Catalog, manifest: &Path, output: &mut Output<'_>) 
     let Some(index) = found else {
         return output.fail(format!("{}: not among the plugins that are found", show_path(manifest)));
     };
-    let report = probe::run_child(catalog, index);
-    output.json(&serde_json::to_value(report).map_err(std::io::Error::from)?)?;
     output.out.flush()?;
+    let mut document = probe::keep_stdout()?;
+    let report = probe::run_child(catalog, index);
+    serde_json::to_writer(&mut document, &report).map_err(std::io::Error::from)?;
     Ok(0)
 }
 
