@@ -54,4 +54,5 @@ pub mod search;
 pub mod select;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod trial;
 pub mod verdicts;

@@ -188,13 +188,20 @@ fn stage_code(stage: State) -> Code {
 }
 
 /// The arguments with which the child finds the same plugins as the parent.
-pub fn child_arguments(options: &SearchOptions, manifest: &Path) -> Vec<std::ffi::OsString> {
+pub fn child_arguments(
+    options: &SearchOptions,
+    manifest: &Path,
+    allow_untested: bool,
+) -> Vec<std::ffi::OsString> {
     let mut arguments: Vec<std::ffi::OsString> =
         vec!["plugins".into(), "probe-child".into(), manifest.into()];
     let mut add = |name: &str, value: &Path| arguments.extend([name.into(), value.as_os_str().to_owned()]);
     options.plugins.iter().for_each(|path| add("--plugin", path));
     options.plugin_paths.iter().for_each(|path| add("--plugin-path", path));
     options.plugins_file.iter().for_each(|path| add("--plugins-file", path));
+    if allow_untested {
+        arguments.push("--allow-untested-host".into());
+    }
     arguments
 }
 
@@ -206,11 +213,12 @@ pub fn probe(
     environment: &Environment,
     options: &SearchOptions,
     manifest: &Path,
+    allow_untested: bool,
     limit: Duration,
 ) -> std::io::Result<Probe> {
     let executable = environment.executable.clone().unwrap_or_else(|| "/proc/self/exe".into());
     let mut command = Command::new(executable);
-    command.args(child_arguments(options, manifest));
+    command.args(child_arguments(options, manifest, allow_untested));
     run(command, limit)
 }
 
@@ -597,7 +605,7 @@ mod tests {
             plugin_paths: vec!["/d".into()],
             plugins_file: Some("/f".into()),
         };
-        let arguments = child_arguments(&options, Path::new("/m"));
+        let arguments = child_arguments(&options, Path::new("/m"), true);
         let text: Vec<_> = arguments.iter().map(|argument| argument.to_str().unwrap()).collect();
         assert_eq!(
             text,
@@ -610,7 +618,8 @@ mod tests {
                 "--plugin-path",
                 "/d",
                 "--plugins-file",
-                "/f"
+                "/f",
+                "--allow-untested-host"
             ]
         );
     }

@@ -150,6 +150,11 @@ impl Verdicts {
         self.changed = true;
     }
 
+    /// Whether a library was ever tried.
+    pub fn knows(&self, library: &Path) -> bool {
+        self.content.verdicts.values().any(|entry| entry.library == library)
+    }
+
     /// Forgets everything about a library.
     pub fn clear(&mut self, library: &Path) {
         self.content.verdicts.retain(|_, entry| entry.library != library);

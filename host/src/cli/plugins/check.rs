@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tensorfold_plugin_api::abi::{
-    ABI_MAJOR, ABI_MINOR, BACKEND_INTERFACE, DESCRIPTOR_SYMBOL, ENGINE_INTERFACE, MANIFEST_SYMBOL,
-};
+use tensorfold_plugin_api::abi::{BACKEND_INTERFACE, DESCRIPTOR_SYMBOL, ENGINE_INTERFACE, MANIFEST_SYMBOL};
 use tensorfold_plugin_api::attest::ROOT_MODULE_SYMBOL;
 
 use super::{Output, describe, find, names_a_file};
@@ -14,8 +12,8 @@ use crate::plugins::catalog::Catalog;
 use crate::plugins::image::Image;
 use crate::plugins::lifecycle::{Code, Finding, Level, State, one_line};
 use crate::plugins::plugin::Plugin;
-use crate::plugins::probe;
-use crate::plugins::verdicts::{Key, Verdict, Verdicts, boot_id};
+use crate::plugins::trial::{self, Trial, When};
+use crate::plugins::verdicts::Verdict;
 
 pub(super) struct Request<'a> {
     pub(super) target: &'a str,
@@ -90,75 +88,23 @@ pub(super) fn run(
     Ok(u8::from(failed))
 }
 
-/// Runs the probe, records what it found, and remembers the outcome.
+/// Tries the plugin and tells what came of it.
 fn try_in_child(
     catalog: &mut Catalog,
     index: usize,
     image: &Image,
     request: &Request<'_>,
 ) -> std::io::Result<Value> {
-    let plugin = &catalog.plugins()[index];
-    let Some(library) = plugin.library.clone() else { return Ok(Value::Null) };
-    let manifest = plugin.manifest_path.clone();
-    let mut verdicts = Verdicts::read(&catalog.environment);
-    if request.retry {
-        verdicts.clear(&library);
-    }
-    let sha256 = verdicts.digest(&library, image.identity)?;
-    let key = verdict_key(catalog, &library, image, sha256);
-    if let Some((verdict, since)) = verdicts.get(&key)
-        && let Some(what) = verdict.quarantine()
-    {
-        let finding = Finding::error(Code::Quarantined, format!("it failed before: {what}"))
-            .found(format!("at {since} seconds since 1970"))
-            .fix(format!("try it again with `tensorfold plugins check {} --retry`", request.target));
-        let plugin = catalog.plugin_mut(index);
-        plugin.record(finding);
-        // An admitted plugin may be quarantined.
-        let _ = plugin.life.advance(State::Quarantined);
-        return Ok(json!({"ran": false}));
-    }
+    let when = if request.retry { When::Again } else { When::Always };
     let limit = Duration::from_secs(request.limit);
-    let tried = probe::probe(&catalog.environment, &catalog.options, &manifest, limit)?;
-    let findings = tried.findings();
-    verdicts.put(&key, tried.verdict.clone());
-    verdicts.save();
-    let plugin = catalog.plugin_mut(index);
-    for finding in findings {
-        // What the child found by inspecting is known already.
-        let known =
-            plugin.life.findings().iter().any(|old| old.code == finding.code && old.what == finding.what);
-        if !known {
-            plugin.record(finding);
-        }
-    }
-    Ok(match &tried.verdict {
-        Verdict::Answered { report } => json!({"ran": true, "report": report, "stderr": tried.stderr}),
+    let trial = trial::try_plugin(catalog, index, image, when, limit, request.target)?;
+    let Trial::Ran(probe) = trial else { return Ok(json!({"ran": false})) };
+    Ok(match &probe.verdict {
+        Verdict::Answered { report } => json!({"ran": true, "report": report, "stderr": probe.stderr}),
         Verdict::Crashed { what } | Verdict::TimedOut { what, .. } => {
-            json!({"ran": true, "ended": what, "stage": tried.stage, "stderr": tried.stderr})
+            json!({"ran": true, "ended": what, "stage": probe.stage, "stderr": probe.stderr})
         }
     })
-}
-
-/// Everything that could change the outcome of a probe.
-pub(super) fn verdict_key(
-    catalog: &Catalog,
-    library: &std::path::Path,
-    image: &Image,
-    sha256: String,
-) -> Key {
-    let drivers = &catalog.hardware().drivers;
-    Key {
-        library: library.to_path_buf(),
-        identity: image.identity,
-        sha256,
-        host_version: env!("CARGO_PKG_VERSION").into(),
-        abi: format!("{ABI_MAJOR}.{ABI_MINOR}"),
-        kernel: drivers.kernel.clone(),
-        drivers: [&drivers.nvidia, &drivers.amdgpu].into_iter().flatten().cloned().collect(),
-        boot_id: boot_id(catalog.root()),
-        visibility: catalog.environment.visibility.clone(),
-    }
 }
 
 /// What vendors should keep to when they link: warnings, or errors where that is asked for.

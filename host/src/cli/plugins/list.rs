@@ -5,6 +5,7 @@ use serde_json::json;
 use super::{Output, describe};
 use crate::plugins::catalog::Catalog;
 use crate::plugins::lifecycle::{Finding, show_path};
+use crate::plugins::trial;
 
 pub(super) fn run(
     catalog: &mut Catalog,
@@ -13,7 +14,10 @@ pub(super) fn run(
     output: &mut Output<'_>,
 ) -> std::io::Result<u8> {
     for index in 0..catalog.plugins().len() {
-        catalog.inspect(index);
+        let inspection = catalog.inspect(index);
+        if let Some(image) = &inspection.image {
+            trial::recall(catalog, index, image);
+        }
     }
     let mut shown: Vec<_> = catalog.plugins().iter().filter(|plugin| all || !plugin.is_hidden()).collect();
     shown.sort_by_key(|plugin| (plugin.name(), plugin.rank, plugin.manifest_path.clone()));

@@ -1,0 +1,133 @@
+//! Trying a plugin where it can do no harm, and remembering how that went.
+//!
+//! Before a plugin's code runs in this process it has run once in a child: a crash, a hang or an `exit` there ends the
+//! child and becomes a finding here. What crashed is not tried again by itself; any change of the file, the driver or
+//! the machine makes it a new plugin.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tensorfold_plugin_api::abi::{ABI_MAJOR, ABI_MINOR};
+
+use super::catalog::Catalog;
+use super::image::Image;
+use super::lifecycle::{Code, Finding, Level, State};
+use super::probe::{self, Probe};
+use super::verdicts::{Key, Verdict, Verdicts, boot_id};
+
+/// When a plugin is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Unless it was tried before and nothing spoke against it.
+    Unknown,
+    /// Each time.
+    Always,
+    /// Each time, also when it is in quarantine.
+    Again,
+}
+
+/// What became of a trial.
+#[derive(Clone, Debug)]
+pub enum Trial {
+    /// It was tried before, and nothing spoke against it.
+    Known,
+    /// It crashed or hung before and was not tried again.
+    Quarantined,
+    /// It ran.
+    Ran(Box<Probe>),
+}
+
+/// Tries a plugin that was admitted. Findings are recorded with the plugin. `name` is what the user calls it.
+///
+/// # Errors
+/// What the system said when the library could not be read or no child could be started.
+pub fn try_plugin(
+    catalog: &mut Catalog,
+    index: usize,
+    image: &Image,
+    when: When,
+    limit: Duration,
+    name: &str,
+) -> std::io::Result<Trial> {
+    let plugin = &catalog.plugins()[index];
+    let Some(library) = plugin.library.clone() else { return Err(std::io::ErrorKind::NotFound.into()) };
+    let manifest = plugin.manifest_path.clone();
+    let mut verdicts = Verdicts::read(&catalog.environment);
+    if when == When::Again {
+        verdicts.clear(&library);
+    }
+    let sha256 = verdicts.digest(&library, image.identity)?;
+    let key = key(catalog, &library, image, sha256);
+    if let Some(finding) = quarantine(&verdicts, &key, name) {
+        record_quarantine(catalog, index, finding);
+        return Ok(Trial::Quarantined);
+    }
+    if when == When::Unknown
+        && let Some((Verdict::Answered { report }, _)) = verdicts.get(&key)
+        && !report.findings().iter().any(|finding| finding.level == Level::Error)
+    {
+        return Ok(Trial::Known);
+    }
+    let allow_untested = catalog.host().allow_untested;
+    let tried = probe::probe(&catalog.environment, &catalog.options, &manifest, allow_untested, limit)?;
+    verdicts.put(&key, tried.verdict.clone());
+    verdicts.save();
+    let plugin = catalog.plugin_mut(index);
+    for finding in tried.findings() {
+        // What the child found by inspecting is known already.
+        let known =
+            plugin.life.findings().iter().any(|old| old.code == finding.code && old.what == finding.what);
+        if !known {
+            plugin.record(finding);
+        }
+    }
+    Ok(Trial::Ran(Box::new(tried)))
+}
+
+/// Puts a plugin that crashed or hung before into quarantine. Reads the library only when something of it is known.
+pub fn recall(catalog: &mut Catalog, index: usize, image: &Image) {
+    let plugin = &catalog.plugins()[index];
+    let Some(library) = plugin.library.clone() else { return };
+    let name = plugin.name();
+    let mut verdicts = Verdicts::read(&catalog.environment);
+    if !verdicts.knows(&library) {
+        return;
+    }
+    let Ok(sha256) = verdicts.digest(&library, image.identity) else { return };
+    let key = key(catalog, &library, image, sha256);
+    if let Some(finding) = quarantine(&verdicts, &key, &name) {
+        record_quarantine(catalog, index, finding);
+    }
+}
+
+fn record_quarantine(catalog: &mut Catalog, index: usize, finding: Finding) {
+    let plugin = catalog.plugin_mut(index);
+    plugin.record(finding);
+    // An admitted plugin may be quarantined; one in another state keeps it.
+    let _ = plugin.life.advance(State::Quarantined);
+}
+
+fn quarantine(verdicts: &Verdicts, key: &Key, name: &str) -> Option<Finding> {
+    let (verdict, since) = verdicts.get(key)?;
+    let what = verdict.quarantine()?;
+    let finding = Finding::error(Code::Quarantined, format!("it failed before: {what}"))
+        .found(format!("at {since} seconds since 1970"))
+        .fix(format!("try it again with `tensorfold plugins check {name} --retry`"));
+    Some(finding)
+}
+
+/// Everything that could change the outcome of a trial.
+fn key(catalog: &Catalog, library: &Path, image: &Image, sha256: String) -> Key {
+    let drivers = &catalog.hardware().drivers;
+    Key {
+        library: library.to_path_buf(),
+        identity: image.identity,
+        sha256,
+        host_version: env!("CARGO_PKG_VERSION").into(),
+        abi: format!("{ABI_MAJOR}.{ABI_MINOR}"),
+        kernel: drivers.kernel.clone(),
+        drivers: [&drivers.nvidia, &drivers.amdgpu].into_iter().flatten().cloned().collect(),
+        boot_id: boot_id(catalog.root()),
+        visibility: catalog.environment.visibility.clone(),
+    }
+}
