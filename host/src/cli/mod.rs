@@ -68,6 +68,11 @@ pub fn main() -> ExitCode {
         Ok(invocation) => invocation,
         Err(usage) => return report_usage(&usage),
     };
+    if !matches!(invocation, Invocation::Print(_)) {
+        for name in &environment.unknown {
+            hint(&format!("{name} is set and nothing reads it; is it misspelt?"));
+        }
+    }
     match run(invocation, &environment) {
         Ok(code) => code,
         Err(failure) => {

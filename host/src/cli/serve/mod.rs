@@ -8,6 +8,7 @@
 pub(super) mod admission;
 mod opening;
 mod options;
+mod trial;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -44,7 +45,8 @@ pub(in crate::cli) fn run(
     let serve_options = options::serve_options(flags, &admitted.name, &checkpoint);
     let stop_tokens = checkpoint.stop_tokens.iter().copied().collect();
     let server = Server::prepare(serve_options, &ServeEnvironment::read())?;
-    // Only now code of the plugin runs.
+    // Only now code of the plugin runs: first in a child, where it can do no harm.
+    trial::run(&mut admitted, flags)?;
     let started = Instant::now();
     let plugin = opening::open_plugin(&mut admitted, environment, flags)?;
     let device = opening::open_device(&mut admitted, &plugin, flags)?;
