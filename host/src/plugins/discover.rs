@@ -87,7 +87,7 @@ pub fn discover(
         discovery.places.push(SearchedPlace { place: place.clone(), found: Some(files.len()) });
         for path in files {
             let name = path.file_name().unwrap_or_default().to_owned();
-            if is_mask(&path) {
+            if place.kind == Kind::Folder && is_mask(&path) {
                 masks.entry(name).or_insert((place.rank, path));
                 continue;
             }
@@ -472,6 +472,15 @@ mod tests {
             assert!(discovery.plugins[0].life.findings()[0].what.contains(&show_path(&mask)));
             assert!(discovery.plugins[1].is_active());
         }
+    }
+
+    #[test]
+    fn an_empty_file_that_was_named_is_no_mask_but_a_broken_plugin() {
+        let mut tree = Tree::new();
+        let path = tree.folder.path().join("a.so");
+        fs::write(&path, "").unwrap();
+        tree.places.push(Place { rank: Rank::Option, kind: Kind::File, path, origin: "--plugin".into() });
+        assert_eq!(codes(&tree.find().unwrap().plugins[0]), [Code::NotAPlugin]);
     }
 
     #[test]

@@ -265,7 +265,7 @@ fn doing(stage: State) -> &'static str {
         State::Opened => "reading the descriptor",
         State::CrossChecked => "fetching the interfaces",
         State::Verified => "init",
-        State::Initialised => "listing devices",
+        State::Initialised => "list_devices",
         State::Draining => "shutdown",
         _ => "opening the library",
     }
@@ -424,6 +424,13 @@ fn try_plugin(catalog: &mut Catalog, index: usize, inspection: &Inspection, repo
             for device in devices {
                 let fit = verified.client.fit_device(&device.identity);
                 report.devices.push(probed_device(&device, fit));
+            }
+            if !report.devices.is_empty() && report.devices.iter().all(|device| !device.usable) {
+                let reasons: Vec<&str> = report.devices.iter().map(|device| device.reason.as_str()).collect();
+                plugin.record(
+                    Finding::error(Code::NoDevice, "the plugin can use none of its devices")
+                        .found(reasons.join("; ")),
+                );
             }
         }
         Err(error) => plugin.record(

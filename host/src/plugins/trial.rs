@@ -84,18 +84,15 @@ pub fn try_plugin(
     Ok(Trial::Ran(Box::new(tried)))
 }
 
-/// Puts a plugin that crashed or hung before into quarantine. Reads the library only when something of it is known.
-pub fn recall(catalog: &mut Catalog, index: usize, image: &Image) {
+/// Puts a plugin that crashed or hung before into quarantine. Hashes nothing: a library whose digest is not in the
+/// cache was not tried.
+pub fn recall(catalog: &mut Catalog, index: usize, image: &Image, verdicts: &Verdicts) {
     let plugin = &catalog.plugins()[index];
     let Some(library) = plugin.library.clone() else { return };
+    let Some(sha256) = verdicts.known_digest(&library, image.identity) else { return };
     let name = plugin.name();
-    let mut verdicts = Verdicts::read(&catalog.environment);
-    if !verdicts.knows(&library) {
-        return;
-    }
-    let Ok(sha256) = verdicts.digest(&library, image.identity) else { return };
     let key = key(catalog, &library, image, sha256);
-    if let Some(finding) = quarantine(&verdicts, &key, &name) {
+    if let Some(finding) = quarantine(verdicts, &key, &name) {
         record_quarantine(catalog, index, finding);
     }
 }
@@ -129,5 +126,71 @@ fn key(catalog: &Catalog, library: &Path, image: &Image, sha256: String) -> Key 
         drivers: [&drivers.nvidia, &drivers.amdgpu].into_iter().flatten().cloned().collect(),
         boot_id: boot_id(catalog.root()),
         visibility: catalog.environment.visibility.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::catalog::tests::{find, installed};
+    use super::*;
+
+    /// A catalog whose child is this shell script instead of the program.
+    fn with_child(script: &str) -> (tempfile::TempDir, Catalog, Image) {
+        use std::os::unix::fs::PermissionsExt as _;
+        let (root, _) = installed(&["backend-one"]);
+        let child = root.path().join("child");
+        std::fs::write(&child, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&child, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let (catalog, image) = again(root.path());
+        (root, catalog, image)
+    }
+
+    /// The same as a new process finds it.
+    fn again(root: &Path) -> (Catalog, Image) {
+        let mut catalog = find(root);
+        catalog.environment.executable = Some(root.join("child"));
+        let image = catalog.inspect(0).image.unwrap();
+        (catalog, image)
+    }
+
+    fn run(catalog: &mut Catalog, image: &Image, when: When) -> Trial {
+        try_plugin(catalog, 0, image, when, Duration::from_secs(20), "one").unwrap()
+    }
+
+    #[test]
+    fn a_crash_is_recorded_remembered_and_tried_again_only_on_request() {
+        let (root, mut catalog, image) = with_child("kill -SEGV $$");
+        assert!(matches!(run(&mut catalog, &image, When::Unknown), Trial::Ran(_)));
+        assert!(catalog.refusal(0).unwrap().to_string().contains("signal 11"));
+        let (mut catalog, image) = again(root.path());
+        assert!(matches!(run(&mut catalog, &image, When::Always), Trial::Quarantined));
+        assert_eq!(catalog.plugins()[0].life.state(), State::Quarantined);
+        assert!(catalog.refusal(0).unwrap().to_string().contains("--retry"));
+        let (mut catalog, image) = again(root.path());
+        let verdicts = Verdicts::read(&catalog.environment);
+        recall(&mut catalog, 0, &image, &verdicts);
+        assert_eq!(catalog.plugins()[0].life.state(), State::Quarantined);
+        let (mut catalog, image) = again(root.path());
+        assert!(matches!(run(&mut catalog, &image, When::Again), Trial::Ran(_)));
+    }
+
+    #[test]
+    fn a_good_verdict_is_not_asked_for_twice() {
+        let good = r#"echo '{"schema":"tensorfold.plugins.probe/1","state":"initialised","layout":null,"build_id":null,"devices":[],"runtimes":[],"findings":[],"milliseconds":1}'"#;
+        let (root, mut catalog, image) = with_child(good);
+        assert!(matches!(run(&mut catalog, &image, When::Unknown), Trial::Ran(_)));
+        assert_eq!(catalog.refusal(0), None);
+        let (mut catalog, image) = again(root.path());
+        assert!(matches!(run(&mut catalog, &image, When::Unknown), Trial::Known));
+        assert!(matches!(run(&mut catalog, &image, When::Always), Trial::Ran(_)));
+    }
+
+    #[test]
+    fn recalling_makes_no_file() {
+        let (root, mut catalog, image) = with_child("exit 0");
+        let verdicts = Verdicts::read(&catalog.environment);
+        recall(&mut catalog, 0, &image, &verdicts);
+        assert_eq!(catalog.plugins()[0].life.state(), State::Admitted);
+        assert!(!root.path().join("cache").exists());
     }
 }

@@ -150,11 +150,6 @@ impl Verdicts {
         self.changed = true;
     }
 
-    /// Whether a library was ever tried.
-    pub fn knows(&self, library: &Path) -> bool {
-        self.content.verdicts.values().any(|entry| entry.library == library)
-    }
-
     /// Forgets everything about a library.
     pub fn clear(&mut self, library: &Path) {
         self.content.verdicts.retain(|_, entry| entry.library != library);
@@ -176,6 +171,12 @@ impl Verdicts {
         self.content.digests.insert(library.to_path_buf(), Digest { identity, sha256: sha256.clone() });
         self.changed = true;
         Ok(sha256)
+    }
+
+    /// SHA-256 of a library, only if this very file was hashed before.
+    pub fn known_digest(&self, library: &Path, identity: FileIdentity) -> Option<String> {
+        let known = self.content.digests.get(library).filter(|known| known.identity == identity)?;
+        Some(known.sha256.clone())
     }
 
     /// Writes the cache if it changed. A failure is one line for the log and nothing else.

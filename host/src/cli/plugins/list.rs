@@ -6,6 +6,7 @@ use super::{Output, describe};
 use crate::plugins::catalog::Catalog;
 use crate::plugins::lifecycle::{Finding, show_path};
 use crate::plugins::trial;
+use crate::plugins::verdicts::Verdicts;
 
 pub(super) fn run(
     catalog: &mut Catalog,
@@ -13,10 +14,11 @@ pub(super) fn run(
     as_json: bool,
     output: &mut Output<'_>,
 ) -> std::io::Result<u8> {
+    let verdicts = Verdicts::read(&catalog.environment);
     for index in 0..catalog.plugins().len() {
         let inspection = catalog.inspect(index);
         if let Some(image) = &inspection.image {
-            trial::recall(catalog, index, image);
+            trial::recall(catalog, index, image, &verdicts);
         }
     }
     let mut shown: Vec<_> = catalog.plugins().iter().filter(|plugin| all || !plugin.is_hidden()).collect();
