@@ -49,7 +49,7 @@ impl Trace {
     /// Files that were mapped for execution.
     pub(crate) fn executable_files(&self) -> Vec<PathBuf> {
         let mapped = self.of("mmap").filter(|call| call.contains("PROT_EXEC"));
-        mapped.filter_map(|call| described_path(call)).collect()
+        mapped.filter_map(described_path).collect()
     }
 
     /// Paths that were opened, or that somebody tried to open.
