@@ -236,6 +236,35 @@ fn a_shutdown_that_fails_is_a_finding_and_a_crash_in_it_too() {
 }
 
 #[test]
+fn a_shutdown_that_hangs_does_not_keep_the_server() {
+    let sandbox = Sandbox::new();
+    let plugin = faulty("SHUTDOWN_HANGS").build_in(&sandbox.plugins());
+    let words = ["plugins", "check", "--json", "--limit", "1"];
+    has_code(&sandbox.tensorfold(words).arg(&plugin.library).run(), "shutdown-failed");
+    // Untried, it serves as well as any, and what was said to it last costs five seconds.
+    let words = ["serve", "--backend", "successor", "--probe", "never", "--plugin"].map(String::from);
+    let invocation = sandbox.tensorfold(words).arg(&plugin.library).arg(demo_model());
+    let server = Server::start(invocation).unwrap_or_else(|said| panic!("{said}"));
+    let (code, said) = server.stop();
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("did not end well"), "{said}");
+}
+
+#[test]
+fn a_panic_in_a_round_fails_the_request_and_not_the_program() {
+    let sandbox = Sandbox::new();
+    let library = support::built_with_the_workspace("tensorfold_test_panicking");
+    let words = ["serve", "--backend", "panicking", "--opt", "panicking.panic-in=round", "--plugin"];
+    let invocation = sandbox.tensorfold(words).arg(&library).arg(demo_model());
+    let server = Server::start(invocation).unwrap_or_else(|said| panic!("{said}"));
+    let request = serde_json::json!({"model": "demo", "prompt": "a", "max_tokens": 4});
+    let answer = server.post("/v1/completions", &request);
+    assert_eq!(answer.status, 500, "{}", answer.body);
+    let (_, said) = server.stop();
+    assert!(said.contains("asked to panic in round"), "{said}");
+}
+
+#[test]
 fn lists_of_devices_are_not_believed_blindly() {
     let sandbox = Sandbox::new();
     let report = |switch: &str| {

@@ -127,6 +127,9 @@ static inline int32_t faulty_list_devices(TfDeviceInfo *devices, uint64_t capaci
 static inline int32_t faulty_shutdown(TfError *error) {
 #if defined(SHUTDOWN_FAILS)
     return fail(error, TF_STATUS_INTERNAL, "would rather stay");
+#elif defined(SHUTDOWN_HANGS)
+    while (pause()) {}
+    return shut_down(error);
 #elif defined(SHUTDOWN_CRASHES)
     (void)error;
     crash();

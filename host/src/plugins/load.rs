@@ -23,6 +23,9 @@ use super::plugin::Plugin;
 /// How long `init` may take while serving.
 pub const INIT_LIMIT: Duration = Duration::from_secs(120);
 
+/// How long `shutdown` may take.
+pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
+
 /// A plugin whose tables were checked. `init` has not been called.
 pub struct Verified {
     /// Safe calls into the plugin.
@@ -134,7 +137,7 @@ pub fn init(
         }
         Err(error) => {
             // The contract makes this safe after a failed `init`; what it says then adds nothing.
-            let _ = verified.client.shutdown();
+            let _ = verified.client.shutdown_within(SHUTDOWN_LIMIT);
             init_finding(&error)
         }
     };

@@ -348,9 +348,24 @@ impl PluginClient {
     /// # Errors
     /// What the plugin says.
     pub fn shutdown(&self) -> Result<(), PluginError> {
+        self.control.run(|| self.shut_down_here())?
+    }
+
+    /// As [`shutdown`](PluginClient::shutdown). When `limit` passes first, the plugin may still be
+    /// inside, and every later call of class `[control]` fails at once: end the process.
+    ///
+    /// # Errors
+    /// What the plugin says; [`Status::Timeout`] with the fact [`GAVE_UP`](super::GAVE_UP) when it
+    /// does not answer in time.
+    pub fn shutdown_within(self: &Arc<Self>, limit: Duration) -> Result<(), PluginError> {
+        let plugin = self.clone();
+        self.control.run_within(limit, move || plugin.shut_down_here())?
+    }
+
+    fn shut_down_here(&self) -> Result<(), PluginError> {
         let call = self.backend.shutdown.expect("checked in new");
         // SAFETY: the table's contract.
-        self.control(|error| unsafe { call(error) })
+        self.call(|error| unsafe { call(error) })
     }
 }
 

@@ -14,12 +14,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tensorfold_plugin_api::host::GAVE_UP;
+
 use self::admission::Admitted;
 use super::arguments::ModelArguments;
 use super::{Failure, hint};
 use crate::checkpoint::{Checkpoint, CheckpointSource};
 use crate::engine::{EngineHandle, EngineOptions, PluginEngine};
 use crate::plugins::environment::Environment;
+use crate::plugins::load;
 use crate::server::{ServeEnvironment, ServedModel, Server};
 
 /// How long the engine may take to end a round once the server has stopped.
@@ -67,17 +70,22 @@ pub(in crate::cli) fn run(
     handle.stop(ENGINE_STOP_LIMIT);
     drop(handle);
     drop(device);
-    finish(&admitted, &plugin);
+    let ended = finish(&admitted, &plugin);
     served?;
-    if admitted.accelerator && !environment.set.contains_key("TENSORFOLD_NORMAL_EXIT") {
+    // Exit handlers must not run while a thread is still inside of the plugin.
+    if !ended || admitted.accelerator && !environment.set.contains_key("TENSORFOLD_NORMAL_EXIT") {
         opening::end_process(0);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends the plugin. A plugin that does not end well is a line in the log: the work is done.
-fn finish(admitted: &Admitted, plugin: &opening::OpenPlugin) {
-    if let Err(error) = plugin.client.shutdown() {
-        tracing::warn!(plugin = admitted.plugin_name(), %error, "the plugin did not end well");
+/// Ends the plugin and says whether it did end. One that does not end well is a line in the log: the work is done.
+fn finish(admitted: &Admitted, plugin: &opening::OpenPlugin) -> bool {
+    match plugin.client.shutdown_within(load::SHUTDOWN_LIMIT) {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::warn!(plugin = admitted.plugin_name(), %error, "the plugin did not end well");
+            error.detail(GAVE_UP).is_none()
+        }
     }
 }
