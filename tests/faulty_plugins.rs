@@ -251,6 +251,21 @@ fn a_shutdown_that_hangs_does_not_keep_the_server() {
 }
 
 #[test]
+fn a_round_that_hangs_does_not_keep_the_server() {
+    let sandbox = Sandbox::new();
+    let plugin = faulty("ROUND_HANGS").build_in(&sandbox.plugins());
+    let words = ["serve", "--backend", "successor", "--plugin"].map(String::from);
+    let server = Server::start(sandbox.tensorfold(words).arg(&plugin.library).arg(demo_model()));
+    let server = server.unwrap_or_else(|said| panic!("{said}"));
+    let request = serde_json::json!({"model": "demo", "prompt": "a", "max_tokens": 4});
+    let waiting = server.begin_post("/v1/completions", &request);
+    server.wait_until_said("the round hangs");
+    let (_, said) = server.stop();
+    drop(waiting);
+    assert!(said.contains("the round hangs"), "{said}");
+}
+
+#[test]
 fn a_panic_in_a_round_fails_the_request_and_not_the_program() {
     let sandbox = Sandbox::new();
     let library = support::built_with_the_workspace("tensorfold_test_panicking");

@@ -155,6 +155,10 @@ static inline int32_t faulty_open_engine(uint64_t device, const TfModel *model, 
 }
 
 static inline int32_t faulty_round(uint64_t engine, const TfRound *round, TfRoundResult *result, TfError *error) {
+#ifdef ROUND_HANGS
+    say(plugin.host, TF_LOG_WARN, TEXT("the round hangs"));
+    while (pause()) {}
+#endif
     int32_t status = run_round(engine, round, result, error);
 #if defined(ROUND_GIVES_TOO_MANY_TOKENS)
     for (uint64_t i = 0; i < result->lane_count; i++) result->lanes[i].token_count = 1u << 20;

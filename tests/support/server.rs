@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -18,8 +18,22 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub(crate) struct Server {
     child: Child,
     address: String,
-    said: Arc<Mutex<String>>,
+    said: Arc<Said>,
     ended: Mutex<Receiver<()>>,
+}
+
+/// What both outputs said, line by line.
+#[derive(Default)]
+struct Said {
+    lines: Mutex<String>,
+    more: Condvar,
+}
+
+impl Said {
+    fn add(&self, line: &str) {
+        self.lines.lock().unwrap().push_str(&format!("{line}\n"));
+        self.more.notify_all();
+    }
 }
 
 /// An answer of the server.
@@ -42,7 +56,7 @@ impl Server {
         let mut command = invocation.into_command();
         command.args(["--port", "0"]).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().expect("the program starts");
-        let said = Arc::new(Mutex::new(String::new()));
+        let said = Arc::new(Said::default());
         let (sender, lines) = channel();
         let (over, ended) = channel::<()>();
         let outputs: [Box<dyn std::io::Read + Send>; 2] =
@@ -52,7 +66,7 @@ impl Server {
             std::thread::spawn(move || {
                 for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
                     let line = String::from_utf8_lossy(&line).into_owned();
-                    said.lock().unwrap().push_str(&format!("{line}\n"));
+                    said.add(&line);
                     let _ = sender.send(line);
                 }
                 // Its clones are gone when both outputs are at their end.
@@ -82,7 +96,7 @@ impl Server {
 
     /// All lines of both outputs so far.
     pub(crate) fn said(&self) -> String {
-        self.said.lock().unwrap().clone()
+        self.said.lines.lock().unwrap().clone()
     }
 
     pub(crate) fn get(&self, path: &str) -> Answer {
@@ -90,18 +104,31 @@ impl Server {
     }
 
     pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
-        let body = body.to_string();
-        self.send(&format!(
-            "POST {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\n\
-             Content-Length: {}\r\n\r\n{body}",
-            body.len()
-        ))
+        self.send(&post_request(path, body))
     }
 
-    fn send(&self, request: &str) -> Answer {
+    /// Sends a request and does not wait for its answer.
+    pub(crate) fn begin_post(&self, path: &str, body: &Value) -> TcpStream {
+        self.begin(&post_request(path, body))
+    }
+
+    /// Waits for a line of the server's that holds this.
+    pub(crate) fn wait_until_said(&self, part: &str) {
+        let lines = self.said.lines.lock().unwrap();
+        let more = |lines: &mut String| !lines.contains(part);
+        let (lines, waited) = self.said.more.wait_timeout_while(lines, LIMIT, more).unwrap();
+        assert!(!waited.timed_out(), "the server never said {part:?}:\n{lines}");
+    }
+
+    fn begin(&self, request: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).expect("the server accepts connections");
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
+        stream
+    }
+
+    fn send(&self, request: &str) -> Answer {
+        let mut stream = self.begin(request);
         let mut bytes = Vec::new();
         stream.read_to_end(&mut bytes).expect("the server answers");
         let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -146,6 +173,15 @@ impl Drop for Server {
             let _ = self.child.wait();
         }
     }
+}
+
+fn post_request(path: &str, body: &Value) -> String {
+    let body = body.to_string();
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 /// The address in `[tensorfold] serving NAME at http://HOST:PORT/v1 (...)`.
