@@ -171,6 +171,21 @@ fn the_tiny_hybrid_in_four_bits_is_right_inside() {
 }
 
 #[test]
+fn the_tiny_llama_gives_its_logits_and_tokens() {
+    Golden::open("tiny-llama-mlx-4bit").prompts();
+}
+
+#[test]
+fn the_tiny_qwen2_with_biases_gives_its_logits_and_tokens() {
+    Golden::open("tiny-qwen2-mlx-4bit").prompts();
+}
+
+#[test]
+fn the_tiny_qwen3_with_head_norms_gives_its_logits_and_tokens() {
+    Golden::open("tiny-qwen3-mlx-4bit").prompts();
+}
+
+#[test]
 fn the_demo_model_says_what_it_was_trained_to_say() {
     let goldens = json("models/demo-goldens.json");
     let checkpoint = Checkpoint::open("models/demo", 8180);

@@ -123,15 +123,12 @@ impl Checkpoint {
 }
 
 fn canonical(name: &str) -> Option<String> {
-    let name = match name {
-        "lm_head.weight" => return Some("head".into()),
-        _ => {
-            name.strip_prefix("language_model.lm_head.").map(|rest| format!("head.{rest}")).or_else(|| {
-                ["model.language_model.", "language_model.model.", "model."]
-                    .iter()
-                    .find_map(|prefix| name.strip_prefix(prefix).map(str::to_owned))
-            })?
-        }
+    let head = name.strip_prefix("language_model.").unwrap_or(name).strip_prefix("lm_head.");
+    let name = match head {
+        Some(part) => format!("head.{part}"),
+        None => ["model.language_model.", "language_model.model.", "model."]
+            .iter()
+            .find_map(|prefix| name.strip_prefix(prefix).map(str::to_owned))?,
     };
     let mut out = name;
     for (from, to) in [
