@@ -4,6 +4,7 @@
 //! is looked at only when somebody asks for it.
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::configuration::{self, Configuration, ConfigurationError};
@@ -55,6 +56,7 @@ pub struct Catalog {
     checker: Checker,
     root: PathBuf,
     hardware: OnceCell<Hardware>,
+    inspections: BTreeMap<usize, Inspection>,
 }
 
 impl Catalog {
@@ -86,6 +88,7 @@ impl Catalog {
             checker,
             root: root.to_path_buf(),
             hardware: OnceCell::new(),
+            inspections: BTreeMap::new(),
         })
     }
 
@@ -138,9 +141,12 @@ impl Catalog {
         self.search.places.iter().map(|place| super::lifecycle::show_path(&place.path)).collect()
     }
 
-    /// Decides everything about one plugin that needs no code of it, and records it. A plugin that was inspected
-    /// before is left as it is, and the answer is then empty.
+    /// Decides everything about one plugin that needs no code of it, and records it. A plugin is inspected once;
+    /// asking again gives the same answer.
     pub fn inspect(&mut self, index: usize) -> Inspection {
+        if let Some(known) = self.inspections.get(&index) {
+            return known.clone();
+        }
         let hardware = self.hardware.get_or_init(|| Hardware::read(&self.root));
         let surroundings = Surroundings {
             configuration: &self.configuration,
@@ -149,7 +155,9 @@ impl Catalog {
             hardware,
             host: &self.host,
         };
-        inspect(&mut self.discovery.plugins[index], &surroundings)
+        let inspection = inspect(&mut self.discovery.plugins[index], &surroundings);
+        self.inspections.insert(index, inspection.clone());
+        inspection
     }
 
     /// The plugin's own options from `plugins.toml`, as text.
@@ -216,6 +224,15 @@ pub(crate) mod tests {
         let choice = catalog.auto(false).unwrap();
         assert_eq!(choice.index, 0);
         assert!(catalog.plugins().iter().all(|plugin| plugin.life.state() == State::Admitted));
+    }
+
+    #[test]
+    fn what_auto_inspected_can_be_asked_again() {
+        let (root, _) = installed(&["backend-one"]);
+        let mut catalog = find(root.path());
+        let choice = catalog.auto(false).unwrap();
+        let inspection = catalog.inspect(choice.index);
+        assert!(inspection.image.is_some() && inspection.agreement.is_some());
     }
 
     #[test]

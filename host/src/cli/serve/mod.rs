@@ -55,7 +55,8 @@ pub(in crate::cli) fn run(
     let device = opening::open_device(&mut admitted, &plugin, flags)?;
     let source = Arc::new(CheckpointSource::new(checkpoint));
     let engine = opening::open_engine(&mut admitted, &device, source.clone(), flags)?;
-    let engine_options = EngineOptions { context: engine.context, ..EngineOptions::default() };
+    let engine_options =
+        EngineOptions { context: engine.context, lanes: engine.lanes, ..EngineOptions::default() };
     let rows = PluginEngine::new(
         engine.client,
         admitted.engine_name(),

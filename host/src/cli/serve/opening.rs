@@ -8,6 +8,7 @@ use tensorfold_plugin_api::abi::{Status, TF_LOG_INFO, TF_UNKNOWN};
 use tensorfold_plugin_api::device::DeviceInfo;
 use tensorfold_plugin_api::host::{DeviceClient, EngineClient, EngineSetup, InitOptions, PluginClient};
 use tensorfold_plugin_api::manifest::OptionValue;
+use tensorfold_plugin_api::plugin::MemoryPlan;
 use tensorfold_plugin_api::vocabulary::{GivenFlags, kv_dtype_name};
 
 use super::admission::Admitted;
@@ -16,6 +17,9 @@ use crate::cli::{Failure, hint};
 use crate::plugins::environment::Environment;
 use crate::plugins::lifecycle::{Code, Finding, State, one_line};
 use crate::plugins::load;
+
+/// Requests that run at once where the user leaves it open and memory allows it.
+const LANES: u32 = 8;
 
 /// Rows of a prompt that go through the engine at once; a multiple of 64.
 const PREFILL_ROWS: u32 = 512;
@@ -34,6 +38,8 @@ pub(super) struct OpenEngine {
     pub rows: u32,
     /// Tokens that a lane can hold.
     pub context: u32,
+    /// Requests that can run at once.
+    pub lanes: u32,
 }
 
 /// Notes a state that was reached.
@@ -185,8 +191,11 @@ pub(super) fn open_engine(
 ) -> Result<OpenEngine, Failure> {
     let window = source.checkpoint().spec.context_window;
     let context = admitted.admission.context.unwrap_or(window);
-    let setup = EngineSetup {
-        lanes: 1,
+    let asked = flags.integer("--parallel").map(|lanes| u32::try_from(lanes).unwrap_or(u32::MAX));
+    let limit =
+        admitted.manifest.limits_for(&source.checkpoint().spec.family).and_then(|limits| limits.lanes);
+    let mut setup = EngineSetup {
+        lanes: asked.unwrap_or(LANES).min(limit.unwrap_or(u32::MAX)).max(1),
         context: context.into(),
         rows: PREFILL_ROWS,
         world: 1,
@@ -196,9 +205,11 @@ pub(super) fn open_engine(
     };
     let plan =
         device.plan(&*source, &setup).map_err(|error| failure(admitted, engine_code(&error), &error))?;
-    if plan.lanes == 0 {
-        return Err(record(admitted, does_not_fit(&plan, context)));
+    let fits = plan.lanes.min(setup.lanes);
+    if fits == 0 || asked.is_some_and(|asked| fits < asked) {
+        return Err(record(admitted, does_not_fit(&plan, &setup)));
     }
+    setup.lanes = fits;
     let name = admitted.name.clone();
     let client = device
         .open_engine(source, &setup, |done, total, what| {
@@ -212,21 +223,35 @@ pub(super) fn open_engine(
         hint(&one_line(&info.description));
     }
     let context = u32::try_from(info.context).unwrap_or(u32::MAX).min(context);
-    Ok(OpenEngine { client, rows: PREFILL_ROWS.min(info.prefill_rows.max(64)), context })
+    Ok(OpenEngine {
+        client,
+        lanes: setup.lanes.min(info.lanes),
+        rows: PREFILL_ROWS.min(info.prefill_rows.max(64)),
+        context,
+    })
 }
 
-fn does_not_fit(plan: &tensorfold_plugin_api::plugin::MemoryPlan, context: u32) -> Finding {
+fn does_not_fit(plan: &MemoryPlan, setup: &EngineSetup) -> Finding {
     const GIB: f64 = (1_u64 << 30) as f64;
     let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / GIB);
-    let wanted = plan.weight_bytes.saturating_add(plan.scratch_bytes).saturating_add(plan.lane_bytes);
-    let finding = Finding::error(Code::MemoryPlan, "the model does not fit into memory")
+    let lanes = plan.lane_bytes.saturating_mul(setup.lanes.into());
+    let wanted = plan.weight_bytes.saturating_add(plan.scratch_bytes).saturating_add(lanes);
+    let (what, fix) = match plan.lanes {
+        0 => ("the model does not fit into memory".to_owned(), "lower --context, or free memory"),
+        fits => (
+            format!("--parallel {}: {fits} requests of {} tokens fit", setup.lanes, setup.context),
+            "lower --parallel or --context, or free memory",
+        ),
+    };
+    let finding = Finding::error(Code::MemoryPlan, what)
         .wanted(format!(
-            "{} ({} of weights, {} for one request of {context} tokens)",
+            "{} ({} of weights, {} for each request of {} tokens)",
             gib(wanted),
             gib(plan.weight_bytes),
-            gib(plan.lane_bytes)
+            gib(plan.lane_bytes),
+            setup.context
         ))
-        .fix("lower --context, or free memory");
+        .fix(fix);
     match plan.available_bytes {
         TF_UNKNOWN => finding,
         available => finding.found(gib(available)),
