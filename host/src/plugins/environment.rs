@@ -123,7 +123,9 @@ impl Environment {
     }
 
     /// The workspace that the running executable was built in: it lies in `<workspace>/target/<profile>/`, and the
-    /// workspace has a `Cargo.toml`. Never for an elevated process or a build for packaging.
+    /// workspace has a `Cargo.toml`. Where cargo was told to build elsewhere (`CARGO_TARGET_DIR`, `--target`) the
+    /// executable lies in a folder that cargo has marked, and the workspace is the one that was compiled. Never for an
+    /// elevated process or a build for packaging.
     pub fn workspace(&self) -> Option<PathBuf> {
         if cfg!(feature = "packaged") || self.elevated {
             return None;
@@ -132,12 +134,18 @@ impl Environment {
         // Test executables lie one folder deeper, in `deps`.
         let profile =
             if profile.file_name() == Some(OsStr::new("deps")) { profile.parent()? } else { profile };
+        let has_manifest = |folder: &Path| folder.join("Cargo.toml").is_file();
         let target = profile.parent()?;
-        if target.file_name() != Some(OsStr::new("target")) {
-            return None;
+        if target.file_name() == Some(OsStr::new("target")) {
+            let workspace = target.parent()?;
+            if has_manifest(workspace) {
+                return Some(workspace.to_path_buf());
+            }
         }
-        let workspace = target.parent()?;
-        workspace.join("Cargo.toml").is_file().then(|| workspace.to_path_buf())
+        let compiled = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?;
+        // A build for a named platform lies one folder deeper.
+        let marked = target.ancestors().take(2).any(|folder| folder.join("CACHEDIR.TAG").is_file());
+        (marked && has_manifest(compiled)).then(|| compiled.to_path_buf())
     }
 }
 
@@ -225,5 +233,26 @@ mod tests {
         assert_eq!(at("tensorfold", false), None);
         std::fs::remove_file(root.join("Cargo.toml")).unwrap();
         assert_eq!(at("target/debug/tensorfold", false), None);
+    }
+
+    #[test]
+    fn a_build_in_a_folder_of_cargo_elsewhere_belongs_to_the_tree_that_was_compiled() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let at = |path: &str, elevated: bool| {
+            let executable = Some(root.join(path));
+            Environment { executable, elevated, ..Environment::default() }.workspace()
+        };
+        assert_eq!(at("cache/release/tensorfold", false), None, "no folder of cargo");
+        std::fs::create_dir(root.join("cache")).unwrap();
+        std::fs::write(root.join("cache/CACHEDIR.TAG"), "").unwrap();
+        let compiled = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let expected = (!cfg!(feature = "packaged")).then(|| compiled.to_path_buf());
+        for path in ["cache/release/tensorfold", "cache/debug/deps/test-1", "cache/x86_64/release/tensorfold"]
+        {
+            assert_eq!(at(path, false), expected, "{path}");
+            assert_eq!(at(path, true), None, "{path} with the rights of another user");
+        }
+        assert_eq!(at("cache/a/b/release/tensorfold", false), None, "too deep");
     }
 }

@@ -71,7 +71,7 @@ impl SelectError {
 
 fn known_text(known: &[String]) -> String {
     if known.is_empty() {
-        "none is installed".into()
+        "none is installed; `tensorfold plugins path` lists the folders searched".into()
     } else {
         format!("known are auto, {}", known.join(", "))
     }
