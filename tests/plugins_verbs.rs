@@ -226,3 +226,18 @@ fn mistakes_of_the_command_line_end_with_2_and_a_usage_line() {
         assert!(outcome.stdout.is_empty() && outcome.stderr.contains("error: "), "{outcome:?}");
     }
 }
+
+#[test]
+fn where_to_look_may_stand_before_the_command_too() {
+    let sandbox = Sandbox::new();
+    let library = successor().library_in(&sandbox.plugins());
+    let before = |words: &[&str]| sandbox.tensorfold(["--plugin"]).arg(&library).args(words).run();
+    let listed = before(&["plugins", "list", "--json"]).json();
+    assert_eq!(listed["plugins"][0]["id"], "backend-successor");
+    before(&["--backend", "successor", "serve", "x", "--drafter", "a/b"])
+        .refused_with(&["the Successor engine"]);
+    // A flag that would mean nothing is not taken in silence.
+    let outcome = before(&["--backend", "successor", "plugins", "list"]);
+    outcome.exits(2);
+    assert!(outcome.stderr.contains("--backend"), "{outcome:?}");
+}

@@ -4,6 +4,7 @@
 //! second time. Every usage error has the wording that front ends of this program know.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
@@ -86,8 +87,8 @@ pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Invocation, Usa
     };
     let usage = |message: String| Usage { command: known(name), message };
     if name == "plugins" {
-        use clap::FromArgMatches as _;
-        return match PluginsCommand::from_arg_matches(found) {
+        let before = given(&matches, found).map_err(|error| usage(error.0))?;
+        return match plugins_command(found, &before) {
             Ok(command) => Ok(Invocation::Plugins(Box::new(command))),
             Err(error) => explain(&error, &words),
         };
@@ -132,7 +133,7 @@ pub fn command() -> Command {
         .subcommand_required(false)
         .disable_help_subcommand(true)
         .arg(switch("version").short('V').help("print the version"))
-        .args(arguments(|flag| flag.name == "--backend"))
+        .args(arguments(finds_plugins))
         .subcommand(base("serve", "Serve a model over OpenAI's API").arg(model()).args(arguments(|_| true)))
         .subcommand(
             base("models", "List families, formats and drafters by backend").arg(json()).args(plugin_flags()),
@@ -149,6 +150,23 @@ pub fn command() -> Command {
                 .args(plugin_flags()),
         )
         .subcommand(<PluginsCommand as clap::CommandFactory>::command().name("plugins"))
+}
+
+/// The verbs read their flags themselves; those that were typed before `plugins` count as if they stood behind it.
+fn plugins_command(found: &clap::ArgMatches, before: &GivenFlags) -> Result<PluginsCommand, clap::Error> {
+    use clap::FromArgMatches as _;
+    if before.has("--backend") {
+        let mut error = clap::Error::new(ErrorKind::UnknownArgument);
+        error.insert(ContextKind::InvalidArg, ContextValue::String("--backend".into()));
+        return Err(error);
+    }
+    let mut command = PluginsCommand::from_arg_matches(found)?;
+    let search = &mut command.search;
+    search.plugins.splice(0..0, before.texts("--plugin").map(PathBuf::from));
+    search.plugin_paths.splice(0..0, before.texts("--plugin-path").map(PathBuf::from));
+    search.plugins_file =
+        search.plugins_file.take().or_else(|| before.text("--plugins-file").map(PathBuf::from));
+    Ok(command)
 }
 
 /// Flags that every command takes which looks at plugins.
