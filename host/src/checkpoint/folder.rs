@@ -133,6 +133,25 @@ impl Folder {
         Ok(Some(content))
     }
 
+    /// Reads a whole file that the user named, wherever it lies: a regular file of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NotAFile`], [`CheckpointError::TooLarge`] or [`CheckpointError::Read`].
+    pub fn read_named(path: &Path, limit: u64) -> Result<Vec<u8>, CheckpointError> {
+        let failed = |source| CheckpointError::Read { path: path.into(), source };
+        // Looked at before opening: opening a pipe would wait for a writer, and a device may never end.
+        let metadata = fs::metadata(path).map_err(failed)?;
+        if !metadata.is_file() {
+            return Err(CheckpointError::NotAFile { path: path.into() });
+        }
+        if metadata.len() > limit {
+            return Err(CheckpointError::TooLarge { path: path.into(), bytes: metadata.len(), limit });
+        }
+        let mut content = Vec::new();
+        File::open(path).map_err(failed)?.take(limit).read_to_end(&mut content).map_err(failed)?;
+        Ok(content)
+    }
+
     /// Reads and parses a JSON file; `None` where there is none.
     ///
     /// # Errors
@@ -192,6 +211,19 @@ mod tests {
         let folder = Folder::open(root.path()).unwrap();
         let error = folder.read_limited("config.json", 9).unwrap_err();
         assert!(matches!(error, CheckpointError::TooLarge { bytes: 10, limit: 9, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_named_file_is_a_regular_one_within_the_limit() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("chat.jinja");
+        fs::write(&file, "0123456789").unwrap();
+        assert_eq!(Folder::read_named(&file, 10).unwrap(), b"0123456789");
+        assert!(matches!(Folder::read_named(&file, 9), Err(CheckpointError::TooLarge { .. })));
+        for endless in ["/dev/zero", "/"] {
+            let error = Folder::read_named(Path::new(endless), 10).unwrap_err();
+            assert!(matches!(error, CheckpointError::NotAFile { .. }), "{error}");
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Refusals and failures as clients see them: one shape, built in one place.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::header::{
     ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
@@ -62,6 +64,18 @@ impl ApiError {
         )
     }
 
+    /// A text so long that it need not be tokenized to know that it does not fit.
+    pub(super) fn context_far_exceeded(param: &'static str, context: u32, bytes: usize) -> Self {
+        Self::new(
+            StatusCode::BAD_REQUEST,
+            format!(
+                "This server's maximum context length is {context} tokens, but the {param} alone take{} {bytes} bytes of text, more than that holds; shorten the {param}",
+                if param == "prompt" { "s" } else { "" }
+            ),
+            Kind::Request { param: Some(param), code: Some("context_length_exceeded") },
+        )
+    }
+
     /// No valid key came with the request. The connection is closed.
     pub(super) fn unauthorized() -> Self {
         Self::new(
@@ -99,6 +113,22 @@ impl ApiError {
             format!("the request body is larger than the {limit} bytes that this server takes"),
             Kind::Request { param: None, code: None },
         )
+    }
+
+    /// The rest of the body did not come. The connection is closed.
+    pub(super) fn body_stalled(waited: Duration) -> Self {
+        Self::new(
+            StatusCode::REQUEST_TIMEOUT,
+            format!("nothing more of the request body came within {} seconds", waited.as_secs_f32()),
+            Kind::Request { param: None, code: None },
+        )
+        .with_header(CONNECTION, "close")
+    }
+
+    /// All clients together send more than the server can hold.
+    pub(super) fn no_room() -> Self {
+        Self::unavailable("the server holds as many large requests as it can; try again later")
+            .with_header(RETRY_AFTER, "1")
     }
 
     /// The engine broke.

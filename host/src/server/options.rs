@@ -119,6 +119,10 @@ pub(super) struct Settings {
     pub(super) thinking_budget: u32,
     pub(super) seed_salt: i64,
     pub(super) body_limit_bytes: usize,
+    /// Bytes beyond which a prompt cannot fit the context, however it is tokenized.
+    pub(super) prompt_limit_bytes: usize,
+    /// Tokens that prompt and reply may have together.
+    pub(super) context: u32,
 }
 
 impl Settings {

@@ -53,7 +53,7 @@ pub(super) fn prepare(
     let mut prepared = if route == Interface::Chat || has_messages {
         chat(fields, model, reply, settings, text)?
     } else {
-        completion(fields, model, reply, text)?
+        completion(fields, model, reply, settings, text)?
     };
     let given = prepared.fields.seed;
     prepared.fields.sampling.seed =
@@ -65,9 +65,10 @@ fn completion(
     fields: Fields<'_>,
     model: String,
     reply: ReplyFields,
+    settings: &Settings,
     text: &TextModel,
 ) -> Result<Prepared, ApiError> {
-    let prompt = completion_prompt(fields, text)?;
+    let prompt = completion_prompt(fields, settings, text)?;
     if prompt.is_empty() {
         return Err(ApiError::bad_request("prompt is empty: it needs at least one token"));
     }
@@ -107,6 +108,7 @@ fn chat(
         ..ChatPrompt::new(&messages)
     };
     let rendered = render(text, &chat).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    refuse_hopeless("messages", &rendered.text, settings)?;
     let prompt =
         text.encode(&rendered.text, false).map_err(|error| ApiError::bad_request(error.to_string()))?;
     if prompt.is_empty() {
@@ -193,15 +195,19 @@ fn read_tools(fields: Fields<'_>, text: &TextModel) -> Result<Vec<Value>, ApiErr
 }
 
 /// The prompt of a completion: text, or token ids run as given.
-fn completion_prompt(fields: Fields<'_>, text: &TextModel) -> Result<Vec<u32>, ApiError> {
+fn completion_prompt(
+    fields: Fields<'_>,
+    settings: &Settings,
+    text: &TextModel,
+) -> Result<Vec<u32>, ApiError> {
     let Some(prompt) = fields.get("prompt") else {
         return Err(ApiError::bad_request("prompt is missing: it is a string or a list of token ids"));
     };
     match prompt {
-        Value::String(prompt) => encode(text, prompt),
+        Value::String(prompt) => encode(text, settings, prompt),
         Value::Array(list) if list.iter().any(|item| item.is_string() || item.is_array()) => {
             match &list[..] {
-                [Value::String(prompt)] => encode(text, prompt),
+                [Value::String(prompt)] => encode(text, settings, prompt),
                 [Value::Array(ids)] => token_ids(ids),
                 _ => Err(ApiError::bad_request(format!(
                     "prompt holds {} prompts; this server takes one a request",
@@ -214,8 +220,17 @@ fn completion_prompt(fields: Fields<'_>, text: &TextModel) -> Result<Vec<u32>, A
     }
 }
 
-fn encode(text: &TextModel, prompt: &str) -> Result<Vec<u32>, ApiError> {
+fn encode(text: &TextModel, settings: &Settings, prompt: &str) -> Result<Vec<u32>, ApiError> {
+    refuse_hopeless("prompt", prompt, settings)?;
     text.encode(prompt, true).map_err(|error| ApiError::bad_request(format!("prompt: {error}")))
+}
+
+/// Tokenizing takes many times the text's size in memory: not for a text that cannot fit.
+fn refuse_hopeless(param: &'static str, text: &str, settings: &Settings) -> Result<(), ApiError> {
+    match text.len() > settings.prompt_limit_bytes {
+        true => Err(ApiError::context_far_exceeded(param, settings.context, text.len())),
+        false => Ok(()),
+    }
 }
 
 fn token_ids(ids: &[Value]) -> Result<Vec<u32>, ApiError> {

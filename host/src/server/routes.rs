@@ -11,7 +11,7 @@ use axum::routing::{any, get, post};
 use serde_json::{Map, Value, json};
 
 use super::answer;
-use super::body::{parse_object, read_body};
+use super::body::parse_object;
 use super::error::{ApiError, json_response};
 use super::health;
 use super::identity::new_id;
@@ -107,7 +107,9 @@ async fn complete(
     route: Interface,
 ) -> Result<Response<Body>, Refused> {
     let path = request.uri().path().to_owned();
-    let body = read_body(request.into_body(), app.settings.body_limit_bytes)
+    let body = app
+        .intake
+        .read(request.into_body(), app.settings.body_limit_bytes)
         .await
         .map_err(Refused::Before)?
         .ok_or_else(|| Refused::Before(ApiError::bad_request("the request body ended early")))?;
@@ -116,10 +118,13 @@ async fn complete(
     }
     // Parsing and tokenizing a long prompt takes a while: not on a thread that
     // answers connections.
+    let turn = app.intake.turn(&body).await;
     let prepared = tokio::task::spawn_blocking({
         let (app, id) = (app.clone(), id.to_owned());
         move || -> Result<Prepared, ApiError> {
-            let object: Map<String, Value> = parse_object(&body)?;
+            // Given back when the work is done, also when nobody waits for it any more.
+            let _turn = turn;
+            let object: Map<String, Value> = parse_object(&body.bytes)?;
             if let Some(log) = &app.request_log {
                 log.write(&id, &path, &object);
             }
@@ -171,5 +176,5 @@ async fn wrong_method(
 
 /// Reads a body that nobody wants, so that the connection can be used again.
 async fn drain(app: &App, request: Request) {
-    let _ = read_body(request.into_body(), app.settings.body_limit_bytes).await;
+    app.intake.discard(request.into_body(), app.settings.body_limit_bytes).await;
 }

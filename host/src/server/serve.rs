@@ -1,7 +1,7 @@
 //! A server's life: set up, answer, stop.
 
 use std::collections::BTreeSet;
-use std::future::{Future, IntoFuture};
+use std::future::Future;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::ServeError;
-use super::connections::Connections;
+use super::body::Intake;
+use super::connections::{Connections, HEAD_LIMIT};
 use super::keys::Keys;
 use super::lines::{Lines, ServingLine};
 use super::listen::{BoundAddress, raise_open_file_limit};
@@ -130,6 +131,8 @@ impl Server {
             thinking_budget: options.thinking_budget,
             seed_salt,
             body_limit_bytes: options.body_limit_bytes,
+            prompt_limit_bytes: model.text.most_bytes_of(engine.context()),
+            context: engine.context(),
         };
         let authority = address.authority();
         if !address.is_loopback() && !keys.are_required() {
@@ -154,7 +157,18 @@ impl Server {
         lines.say(&serving.text());
         let (stop, stopping) = stop_signal();
         let connections = Connections::default();
-        let app = Arc::new(App { settings, model, engine, keys, lines, request_log, stopping, connections });
+        let intake = Intake::default();
+        let app = Arc::new(App {
+            settings,
+            model,
+            engine,
+            keys,
+            lines,
+            request_log,
+            stopping,
+            connections,
+            intake,
+        });
         Ok(Running { app, listener, stop })
     }
 }
@@ -169,6 +183,7 @@ pub(super) struct App {
     pub(super) request_log: Option<RequestLog>,
     pub(super) stopping: Stopping,
     pub(super) connections: Connections,
+    pub(super) intake: Intake,
 }
 
 /// A server that answers.
@@ -183,11 +198,9 @@ impl Running {
     pub(super) async fn until(self, stop_wanted: impl Future<Output = ()>) -> Result<(), ServeError> {
         let Running { app, listener, stop } = self;
         let stopping = app.stopping.clone();
-        let serving = axum::serve(app.connections.listen(listener), router(app.clone()))
-            .with_graceful_shutdown(async move { stopping.wait().await });
-        let mut serving = pin!(serving.into_future());
+        let mut serving = pin!(app.connections.serve(listener, router(app.clone()), stopping, HEAD_LIMIT));
         tokio::select! {
-            outcome = &mut serving => return outcome.map_err(ServeError::Runtime),
+            () = &mut serving => return Ok(()),
             () = stop_wanted => {}
         }
         app.engine.begin_stop();

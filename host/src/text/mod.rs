@@ -134,6 +134,8 @@ pub struct TextModel {
     think: Option<ThinkTokens>,
     /// The id of `<tool_call>`.
     call_mark: Option<u32>,
+    /// Length of the longest token, as the tokenizer writes it.
+    longest_token_bytes: usize,
 }
 
 impl TextModel {
@@ -154,7 +156,9 @@ impl TextModel {
         let id = |token: &str| tokenizer.get_added_vocabulary().get_vocab().get(token).copied();
         let call_mark = id("<tool_call>");
         let think = id("<think>").zip(id("</think>")).map(|(open, close)| ThinkTokens { open, close });
+        let longest_token_bytes = tokenizer.get_vocab(true).keys().map(String::len).max().unwrap_or(1);
         Ok(TextModel {
+            longest_token_bytes,
             decoding: Decoding::of(&tokenizer),
             tokenizer: Arc::new(tokenizer),
             template,
@@ -169,8 +173,9 @@ impl TextModel {
     /// # Errors
     /// When the file cannot be read or does not compile.
     pub fn with_template_file(mut self, path: &Path) -> Result<TextModel, TextError> {
-        let source = std::fs::read_to_string(path)
-            .map_err(|source| CheckpointError::Read { path: path.into(), source })?;
+        let bytes = Folder::read_named(path, Folder::METADATA_LIMIT)?;
+        let source = String::from_utf8(bytes)
+            .map_err(|_| TextError::Template { path: path.into(), problem: "it is not UTF-8".into() })?;
         self.template = Some(compile(path.into(), &source)?);
         Ok(self)
     }
@@ -249,6 +254,13 @@ impl TextModel {
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, PromptError> {
         let encoding = guarded(|| self.tokenizer.encode_fast(text, add_special_tokens));
         Ok(encoding.map_err(PromptError::Encoding)?.get_ids().to_vec())
+    }
+
+    /// Bytes of text that so many tokens can stand for at the very most. Text may shrink before it is tokenized, by a
+    /// normal form for one, so there is room to spare.
+    pub fn most_bytes_of(&self, tokens: u32) -> usize {
+        const ROOM: usize = 4;
+        (tokens as usize).saturating_mul(self.longest_token_bytes).saturating_mul(ROOM)
     }
 
     /// The text of some ids, special tokens left out.

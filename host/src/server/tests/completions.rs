@@ -95,6 +95,15 @@ async fn the_context_holds_prompt_and_reply() {
         json!({"messages": [{"role": "user", "content": "one two three four five six seven eight nine"}]});
     let answer = client.post("/v1/chat/completions", &messages).await;
     assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("messages")));
+    // A text so long that it is not even tokenized.
+    let far = json!({"prompt": "one ".repeat(100_000)});
+    let answer = client.post("/v1/completions", &far).await;
+    let error = answer.json()["error"].clone();
+    assert_eq!(
+        error["message"],
+        "This server's maximum context length is 20 tokens, but the prompt alone takes 400000 bytes of text, more than that holds; shorten the prompt"
+    );
+    assert_eq!((&error["param"], &error["code"]), (&json!("prompt"), &json!("context_length_exceeded")));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
