@@ -75,6 +75,8 @@ pub fn main() -> ExitCode {
     }
     match run(invocation, &environment) {
         Ok(code) => code,
+        // A flag that is not served is a usage error, and reads like one.
+        Err(Failure { exit_code: 2, message }) => report_usage(&Usage { command: "serve", message }),
         Err(failure) => {
             complain(&format!("tensorfold: {}", failure.message));
             ExitCode::from(failure.exit_code)

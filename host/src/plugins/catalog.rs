@@ -20,6 +20,8 @@ use super::plugin::Plugin;
 use super::safety::{Checker, Process};
 use super::search::{self, Search, SearchError, SearchOptions};
 use super::select::{self, AutoChoice, SelectError};
+use super::trial;
+use super::verdicts::Verdicts;
 
 /// Why there is no catalog. Each ends the command with status 1.
 #[derive(Debug, thiserror::Error)]
@@ -125,13 +127,17 @@ impl Catalog {
         select::by_name(self.plugins(), name, || self.hardware())
     }
 
-    /// Inspects every plugin and lets `auto` decide; see [`select::auto`].
+    /// Inspects every plugin, leaves out what crashed or hung before, and lets `auto` decide; see [`select::auto`].
     ///
     /// # Errors
     /// [`SelectError`].
     pub fn auto(&mut self, allow_fallback: bool) -> Result<AutoChoice, SelectError> {
+        let verdicts = Verdicts::read(&self.environment);
         for index in 0..self.discovery.plugins.len() {
-            self.inspect(index);
+            let inspection = self.inspect(index);
+            if let Some(image) = &inspection.image {
+                trial::recall(self, index, image, &verdicts);
+            }
         }
         select::auto(self.plugins(), self.hardware(), allow_fallback, &self.searched())
     }

@@ -236,8 +236,7 @@ pub const FLAGS: &[FlagSpec] = &[
         "tokens before the think block is closed; 0 is none",
     )
     .default("0")
-    .neutral(ZERO)
-    .not_yet(),
+    .neutral(ZERO),
     switch("--loop-guard", Thinking, "end a short exact cycle inside a think block").not_yet(),
     //
     switch("--no-drafts", Drafting, "no drafts at all: one token a round, the serial reference").turns_off(),

@@ -73,6 +73,13 @@ impl GivenFlags {
                 "argument --backend: one backend at a time, not '{first}' and '{other}'"
             )));
         }
+        if self.has("--allow-fallback")
+            && let Some(name) = self.text("--backend").filter(|name| *name != "auto")
+        {
+            return Err(UsageError(format!(
+                "--allow-fallback goes with --backend auto: a backend that is named, such as {name}, is never replaced"
+            )));
+        }
         let world = self.world_size();
         if let Some(rank) = self.integer("--rank")
             && rank >= world
@@ -187,6 +194,12 @@ mod tests {
             message(&["--backend=cpu", "--backend=hip"]),
             "argument --backend: one backend at a time, not 'cpu' and 'hip'"
         );
+        assert_eq!(
+            message(&["--backend=hip", "--allow-fallback"]),
+            "--allow-fallback goes with --backend auto: a backend that is named, such as hip, is never replaced"
+        );
+        assert!(flags(&["--backend=auto", "--allow-fallback"]).is_ok());
+        assert!(flags(&["--allow-fallback"]).is_ok());
     }
 
     #[test]

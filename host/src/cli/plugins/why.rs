@@ -5,9 +5,15 @@ use serde_json::json;
 use tensorfold_plugin_api::vocabulary::GivenFlags;
 
 use super::{Output, describe, no_flags};
-use crate::plugins::admit::{self, Facts, HostFacts, ModelFacts, OwnHead, Refusal, Stage, Subject};
+use crate::checkpoint::{self, HubCache};
+use crate::cli::Failure;
+use crate::cli::serve::admission;
+use crate::plugins::admit::{self, Facts, HostFacts, ModelFacts, Refusal, Stage, Subject};
 use crate::plugins::catalog::Catalog;
-use crate::plugins::lifecycle::Level;
+use crate::plugins::lifecycle::{Code, Level};
+use crate::plugins::plugin::Plugin;
+use crate::plugins::trial;
+use crate::plugins::verdicts::Verdicts;
 
 /// The request to judge.
 #[derive(Args, Clone, Debug, Default)]
@@ -36,7 +42,7 @@ pub struct WhyArguments {
     /// Tokens of prompt and reply, as `serve` takes it.
     #[arg(long, value_name = "N")]
     pub context: Option<String>,
-    /// A folder with a checkpoint: its family and formats are judged too.
+    /// Folder, or repository as owner/name: its family and formats are judged too.
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
     /// Print a JSON document.
@@ -73,6 +79,7 @@ pub(super) fn run(
     let flags = match arguments.flags() {
         Ok(flags) => flags,
         Err(message) => {
+            writeln!(output.err, "usage: tensorfold plugins why [options] [MODEL]")?;
             writeln!(output.err, "tensorfold plugins why: error: {message}")?;
             return Ok(2);
         }
@@ -97,12 +104,8 @@ pub(super) fn run(
             return output.fail(error);
         }
     };
-    let refusals = judge(catalog, index, &flags, arguments);
-    let refusals = match refusals {
-        Ok(refusals) => refusals,
-        Err(message) => return output.fail(message),
-    };
-    let accepted = !refusals.iter().any(|refusal| refusal.0 == Level::Error);
+    let refusals = judge(catalog, index, &flags, arguments.model.as_deref());
+    let accepted = !is_refused(&refusals);
     let plugin = &catalog.plugins()[index];
     if arguments.json {
         let all = refusals.iter().map(|(_, value, _)| value.clone()).collect();
@@ -124,67 +127,60 @@ pub(super) fn run(
 
 type Judged = (Level, serde_json::Value, String);
 
-/// In the order of `serve`: the request against the manifest, then the plugin against this machine, then the model.
-fn judge(
-    catalog: &mut Catalog,
-    index: usize,
-    flags: &GivenFlags,
-    arguments: &WhyArguments,
-) -> Result<Vec<Judged>, String> {
+/// In the order of `serve`: the request against the manifest, then the model's metadata, then the plugin against this
+/// machine, then the model against the plugin. What ends `serve` ends this too.
+fn judge(catalog: &mut Catalog, index: usize, flags: &GivenFlags, model: Option<&str>) -> Vec<Judged> {
+    let Some(manifest) = catalog.plugins()[index].manifest.clone() else {
+        return findings(&catalog.plugins()[index]);
+    };
+    let library = catalog.plugins()[index].library.clone();
     let host = HostFacts::of_this_program();
-    let judged = |refusals: Vec<Refusal>| -> Vec<Judged> {
-        refusals
-            .into_iter()
-            .map(|refusal| {
-                let value = serde_json::to_value(&refusal).unwrap_or_default();
-                (refusal.finding.level, value, refusal.to_string())
-            })
-            .collect()
+    let judged = |model: Option<&ModelFacts>, wanted: fn(Stage) -> bool| -> Vec<Judged> {
+        let facts = Facts { model, ..Facts::of_host(&host) };
+        let subject = Subject { manifest: &manifest, path: library.as_deref(), flags, facts: &facts };
+        let checks = admit::CHECKS.iter().filter(|check| wanted(check.stage));
+        checks.flat_map(|check| (check.run)(&subject)).map(|refusal| judgement(&refusal)).collect()
     };
-    let model = match &arguments.model {
-        Some(model) => Some(model_facts(std::path::Path::new(model))?),
-        None => None,
-    };
-    let mut all = Vec::new();
-    if let Some(manifest) = &catalog.plugins()[index].manifest {
-        let path = catalog.plugins()[index].manifest_path.as_path();
-        let facts = Facts { model: model.as_ref(), ..Facts::of_host(&host) };
-        let subject = Subject { manifest, path: Some(path), flags, facts: &facts };
-        let of_stage = |wanted: fn(Stage) -> bool| -> Vec<Refusal> {
-            let checks = admit::CHECKS.iter().filter(|check| wanted(check.stage));
-            checks.flat_map(|check| (check.run)(&subject)).collect()
-        };
-        let (request, of_model) =
-            (of_stage(|stage| stage <= Stage::Request), of_stage(|stage| stage == Stage::Model));
-        all.extend(judged(request));
-        catalog.inspect(index);
-        for finding in catalog.plugins()[index].life.findings() {
-            all.push((finding.level, describe::finding(finding), finding.to_string()));
-        }
-        all.extend(judged(of_model));
-    } else {
-        for finding in catalog.plugins()[index].life.findings() {
-            all.push((finding.level, describe::finding(finding), finding.to_string()));
-        }
+    let mut all = judged(None, |stage| stage <= Stage::Request);
+    if is_refused(&all) {
+        return all;
     }
-    Ok(all)
+    let model = match model.map(model_facts).transpose() {
+        Ok(model) => model,
+        Err(failure) => {
+            let document = json!({"code": Code::Checkpoint, "message": &failure.message});
+            all.push((Level::Error, document, failure.message));
+            return all;
+        }
+    };
+    let inspection = catalog.inspect(index);
+    if let Some(image) = &inspection.image {
+        trial::recall(catalog, index, image, &Verdicts::read(&catalog.environment));
+    }
+    all.extend(findings(&catalog.plugins()[index]));
+    all.extend(judged(model.as_ref(), |stage| stage == Stage::Model));
+    all
 }
 
-/// What a checkpoint's folder says about the model, for the checks of admission.
-fn model_facts(folder: &std::path::Path) -> Result<ModelFacts, String> {
-    let facts = crate::checkpoint::read_facts(folder).map_err(|error| error.to_string())?;
-    let side_file = std::fs::read_dir(folder).into_iter().flatten().flatten().any(|entry| {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        name.starts_with("mtp") && name.ends_with(".safetensors")
-    });
-    let weights = if side_file { "side-file" } else { "in-checkpoint" };
-    Ok(ModelFacts {
-        family: facts.family,
-        formats: facts.formats.into_iter().collect(),
-        context_window: facts.context_window,
-        own_head: facts.mtp.then_some(OwnHead { revision: 1, weights }),
-    })
+fn is_refused(all: &[Judged]) -> bool {
+    all.iter().any(|(level, ..)| *level == Level::Error)
+}
+
+fn judgement(refusal: &Refusal) -> Judged {
+    // A refusal holds strings, a number and names of the vocabulary: it always serialises.
+    let value = serde_json::to_value(refusal).unwrap_or_default();
+    (refusal.finding.level, value, refusal.to_string())
+}
+
+fn findings(plugin: &Plugin) -> Vec<Judged> {
+    let findings = plugin.life.findings().iter();
+    findings.map(|finding| (finding.level, describe::finding(finding), finding.to_string())).collect()
+}
+
+/// What `serve` would find out about the model before it asks the plugin.
+fn model_facts(model: &str) -> Result<ModelFacts, Failure> {
+    let found = checkpoint::resolve(model, &HubCache::from_environment())?;
+    admission::model_facts(&found.directory)
 }
 
 fn document(

@@ -79,6 +79,7 @@ pub(in crate::cli) fn admit(
     }
     let all = Facts { model: Some(&facts), ..Facts::of_host(&host) };
     let admission = admit::admit(&subject(&all)).map_err(Failure::from_refusal)?;
+    lines.extend(drafter_line(flags, &manifest, &host));
     lines.extend(admission.warnings.iter().map(ToString::to_string));
     if admission.context_cut {
         lines.push(format!(
@@ -110,6 +111,21 @@ fn choose(catalog: &mut Catalog, flags: &GivenFlags, lines: &mut Vec<String>) ->
     lines.push(format!("--backend auto: {}", choice.reason));
     lines.extend(choice.not_taken.into_iter().map(|reason| format!("not taken: {reason}")));
     Ok(choice.index)
+}
+
+/// What `--drafter auto` came to, where somebody asked for it: a drafter is never left out without a word.
+fn drafter_line(flags: &GivenFlags, manifest: &Manifest, host: &HostFacts) -> Option<String> {
+    let asked = flags.last("--drafter").is_some_and(|given| given.text == "auto");
+    if !asked || flags.has("--no-drafts") {
+        return None;
+    }
+    let driven = manifest.external_kinds().any(|kind| host.drafters.contains(&kind));
+    let reason = match (manifest.external_kinds().next(), driven) {
+        (None, _) => format!("the {} engine runs no external drafter", manifest.plugin.engine_name),
+        (Some(_), false) => "tensorfold drives no drafter of a kind that the engine runs yet".to_owned(),
+        (Some(_), true) => return None,
+    };
+    Some(format!("--drafter auto: none, since {reason}"))
 }
 
 /// What admission needs to know of a model.

@@ -44,6 +44,9 @@ pub(in crate::cli) fn run(
     }
     // Everything that can fail without the plugin: tokenizer, template, tensors, keys, address.
     let text = options::text_model(flags, &admitted.directory)?;
+    for line in options::check_thinking(flags, &text)? {
+        hint(&line);
+    }
     let checkpoint = Checkpoint::open(&admitted.directory)?;
     let serve_options = options::serve_options(flags, &admitted.name, &checkpoint);
     let stop_tokens = checkpoint.stop_tokens.iter().copied().collect();

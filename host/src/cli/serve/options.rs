@@ -22,6 +22,40 @@ pub(super) fn text_model(flags: &GivenFlags, directory: &Path) -> Result<TextMod
     }
 }
 
+/// Holds the flags about thinking against what the template can do.
+///
+/// Gives the lines that tell where a flag changes less than it says.
+///
+/// # Errors
+/// A flag that could change nothing at all.
+pub(super) fn check_thinking(flags: &GivenFlags, text: &TextModel) -> Result<Vec<String>, Failure> {
+    thinking_lines(flags, text.has_thinking_switch(), &text.effort_levels())
+}
+
+fn thinking_lines(flags: &GivenFlags, switch: bool, levels: &[&str]) -> Result<Vec<String>, Failure> {
+    let mut lines = Vec::new();
+    if let Some(asked) = flags.text("--reasoning-effort") {
+        if levels.is_empty() {
+            return Err(Failure::new(format!(
+                "--reasoning-effort {asked}: the model's chat template knows no level of effort; serve without \
+                 --reasoning-effort"
+            )));
+        }
+        if !levels.contains(&asked) {
+            lines.push(format!(
+                "--reasoning-effort {asked}: the model's chat template knows {}; the nearest is used",
+                levels.join(", ")
+            ));
+        }
+    }
+    if flags.thinking() == Some(false) && !switch {
+        lines.push(
+            "--no-thinking: the model's chat template has no switch for thinking; nothing changes".to_owned(),
+        );
+    }
+    Ok(lines)
+}
+
 /// The server's options: what was given, else what the checkpoint says, else the defaults.
 pub(super) fn serve_options(flags: &GivenFlags, name: &str, checkpoint: &Checkpoint) -> ServeOptions {
     let defaults = ServeOptions::new(flags.text("--name").unwrap_or(name));
@@ -79,6 +113,28 @@ mod tests {
             (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p),
             (0.0, 0.8, 0, 0.1)
         );
+    }
+
+    #[test]
+    fn a_flag_about_thinking_that_changes_nothing_is_refused_or_said() {
+        let lines = |pairs: &[(&str, Option<&str>)], switch, levels: &[&str]| {
+            thinking_lines(&flags(pairs), switch, levels).map_err(|failure| failure.message)
+        };
+        let effort = [("--reasoning-effort", Some("medium"))];
+        assert_eq!(
+            lines(&effort, true, &[]).unwrap_err(),
+            "--reasoning-effort medium: the model's chat template knows no level of effort; serve without \
+             --reasoning-effort"
+        );
+        assert_eq!(lines(&effort, true, &["low", "medium"]), Ok(Vec::new()));
+        assert_eq!(
+            lines(&effort, true, &["low", "high"]).unwrap(),
+            ["--reasoning-effort medium: the model's chat template knows low, high; the nearest is used"]
+        );
+        let off = [("--no-thinking", None)];
+        assert_eq!(lines(&off, true, &[]), Ok(Vec::new()));
+        assert_eq!(lines(&off, false, &[]).unwrap().len(), 1);
+        assert_eq!(lines(&[("--thinking", None)], false, &[]), Ok(Vec::new()));
     }
 
     #[test]
