@@ -149,7 +149,12 @@ pub fn command() -> Command {
                 .arg(json())
                 .args(plugin_flags()),
         )
-        .subcommand(<PluginsCommand as clap::CommandFactory>::command().name("plugins"))
+        .subcommand(
+            <PluginsCommand as clap::CommandFactory>::command()
+                .name("plugins")
+                // Help is off for everything below the root, so the verbs get theirs from here.
+                .arg(help().action(ArgAction::Help).global(true)),
+        )
 }
 
 /// The verbs read their flags themselves; those that were typed before `plugins` count as if they stood behind it.
@@ -398,6 +403,10 @@ mod tests {
         assert!(matches!(parse("--version"), Ok(Invocation::Print(text)) if text.starts_with("tensorfold ")));
         assert!(matches!(parse("--help"), Ok(Invocation::Print(text)) if text.contains("serve")));
         assert!(matches!(parse("info --help"), Ok(Invocation::Print(text)) if text.contains("MODEL")));
+        assert!(matches!(parse("plugins --help"), Ok(Invocation::Print(text)) if text.contains("manifest")));
+        assert!(
+            matches!(parse("plugins check -h"), Ok(Invocation::Print(text)) if text.contains("--no-probe"))
+        );
         assert!(
             matches!(parse("serve --help --backend rocm"), Ok(Invocation::ServeHelp(flags)) if flags.text("--backend") == Some("rocm"))
         );
