@@ -54,6 +54,11 @@ use self::shards::Shards;
 use self::tensors::{NamedTensors, match_tensors};
 use self::vocabulary::Vocabulary;
 
+/// Whether this host reads checkpoints of a family, spelt as in manifests.
+pub fn reads_family(name: &str) -> bool {
+    families::FAMILIES.iter().any(|family| family.name == name)
+}
+
 /// An open checkpoint: facts, and weights mapped into memory.
 #[derive(Debug)]
 pub struct Checkpoint {

@@ -1,7 +1,9 @@
 //! `tensorfold capabilities --json`: what this program and its plugins can do, for other programs.
 //!
 //! Everything comes from the vocabulary and the manifests. A drafter kind that no manifest
-//! declares is written as `false`, never left out: front ends must not have to guess.
+//! declares is written as `false`, never left out: front ends must not have to guess. The
+//! `families` at the top are those that can be served: declared by a plugin, and read by this
+//! host.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,6 +12,7 @@ use tensorfold_plugin_api::abi::{ABI_MAJOR, ABI_MINOR};
 use tensorfold_plugin_api::manifest::Manifest;
 use tensorfold_plugin_api::vocabulary::{AnsweredBy, DrafterKind, FLAGS, FlagSpec, Support};
 
+use crate::checkpoint::reads_family;
 use crate::plugins::environment::KNOWN_VARIABLES;
 use crate::plugins::plugin::Plugin;
 
@@ -26,7 +29,7 @@ pub(super) fn document<'a>(plugins: impl IntoIterator<Item = &'a Plugin>) -> Val
     let mut backends = BTreeSet::new();
     for (_, manifest) in &plugins {
         backends.insert(manifest.plugin.backend.as_str());
-        for family in &manifest.families {
+        for family in manifest.families.iter().filter(|family| reads_family(&family.model_type)) {
             let formats = manifest.formats_for(&family.model_type).into_iter().flatten();
             families.entry(&family.model_type).or_default().extend(formats.map(String::as_str));
         }

@@ -1,9 +1,13 @@
 //! `tensorfold models`: which families run on which backends, from the manifests.
+//!
+//! A family that a plugin declares and whose checkpoints this host does not read is left out:
+//! the list says what can be served.
 
 use serde_json::{Value, json};
 use tensorfold_plugin_api::manifest::Manifest;
 use tensorfold_plugin_api::vocabulary::DrafterKind;
 
+use crate::checkpoint::reads_family;
 use crate::plugins::plugin::Plugin;
 
 /// One family on one backend.
@@ -24,10 +28,10 @@ pub(super) fn table<'a>(plugins: impl IntoIterator<Item = &'a Plugin>) -> String
     }];
     let mut without = Vec::new();
     for manifest in manifests(plugins) {
-        if manifest.families.is_empty() {
+        if !manifest.families.iter().any(|family| reads_family(&family.model_type)) {
             without.push(format!("{} runs no model family yet", manifest.plugin.backend));
         }
-        for family in &manifest.families {
+        for family in manifest.families.iter().filter(|family| reads_family(&family.model_type)) {
             let name = &family.model_type;
             let formats = manifest.formats_for(name).into_iter().flatten().cloned().collect::<Vec<_>>();
             let drafters = names(&manifest.drafters_for(name));
@@ -65,7 +69,7 @@ pub(super) fn table<'a>(plugins: impl IntoIterator<Item = &'a Plugin>) -> String
 pub(super) fn document<'a>(plugins: impl IntoIterator<Item = &'a Plugin>) -> Value {
     let mut models = Vec::new();
     for manifest in manifests(plugins) {
-        for family in &manifest.families {
+        for family in manifest.families.iter().filter(|family| reads_family(&family.model_type)) {
             models.push(json!({
                 "family": family.model_type,
                 "backend": manifest.plugin.backend,

@@ -32,7 +32,7 @@ pub(super) struct Family {
 }
 
 /// All families.
-static FAMILIES: &[&Family] = &[&qwen3_5::FAMILY];
+pub(super) static FAMILIES: &[&Family] = &[&qwen3_5::FAMILY];
 
 /// `model_type`s that are known and not read, with what they would need.
 const KNOWN_OTHERS: &[(&str, &str)] = &[
