@@ -4,128 +4,16 @@ use std::ffi::c_void;
 use std::ops::ControlFlow;
 use std::sync::{Arc, PoisonError};
 
-use super::{CancelHandle, DeviceClient};
+use super::model::RawModel;
+use super::{CancelHandle, DeviceClient, EngineSetup, ModelSource};
 use crate::PluginError;
 use crate::abi::{
-    Status, TF_MAX_RANK, TF_STATUS_CANCELLED, TF_STATUS_OK, TF_UNKNOWN, TfEngineInfo, TfEngineMemory,
-    TfEngineOptions, TfEngineStats, TfEngineV1, TfError, TfLaneInput, TfLaneResult, TfLogprob, TfMemoryPlan,
-    TfModel, TfProgress, TfRound, TfRoundResult, TfSnapshot, TfStr, TfTensor,
+    Status, TF_STATUS_CANCELLED, TF_STATUS_OK, TF_UNKNOWN, TfEngineInfo, TfEngineMemory, TfEngineStats,
+    TfEngineV1, TfError, TfLaneInput, TfLaneResult, TfLogprob, TfMemoryPlan, TfProgress, TfRound,
+    TfRoundResult, TfSnapshot, TfStr,
 };
-use crate::model_spec::ModelSpec;
-use crate::plugin::{DraftKind, Dtype, EngineInfo, NextDrafts, Packed};
+use crate::plugin::{DraftKind, EngineInfo, NextDrafts};
 use crate::sampling::Sampling;
-
-/// One tensor of a [`ModelSource`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModelTensor {
-    /// Canonical name; see [`crate::model_spec`].
-    pub name: String,
-    /// Element type.
-    pub dtype: Dtype,
-    /// Extent of each axis, row-major; at most four.
-    pub shape: Vec<u64>,
-    /// How it is packed, if it is.
-    pub packed: Option<Packed>,
-    /// Where its bytes stand in the file.
-    pub file_offset: u64,
-    /// The open file, valid as long as the source.
-    pub file_descriptor: Option<i32>,
-}
-
-/// Where a model's facts and bytes come from. An engine keeps its source until it is closed.
-pub trait ModelSource: Send + Sync + 'static {
-    /// The facts.
-    fn spec(&self) -> &ModelSpec;
-    /// The tensors.
-    fn tensors(&self) -> &[ModelTensor];
-    /// The bytes of a tensor, by its place in [`tensors`](ModelSource::tensors).
-    fn bytes(&self, tensor: usize) -> &[u8];
-}
-
-/// How an engine is to be opened; see [`TfEngineOptions`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EngineSetup {
-    /// Most lanes that may be open at once.
-    pub lanes: u32,
-    /// Most tokens that a lane may hold.
-    pub context: u64,
-    /// Most rows that one lane feeds in a round.
-    pub rows: u32,
-    /// Ranks that work together.
-    pub world: u32,
-    /// This process's rank.
-    pub rank: u32,
-    /// Element type of the key/value cache; empty: the plugin's choice.
-    pub kv_dtype: String,
-    /// Most bytes that the plugin may hold on the device.
-    pub memory_limit: Option<u64>,
-}
-
-impl EngineSetup {
-    fn raw(&self) -> TfEngineOptions {
-        TfEngineOptions {
-            struct_size: size_of::<TfEngineOptions>() as u32,
-            lanes: self.lanes,
-            context: self.context,
-            rows: self.rows,
-            world: self.world,
-            rank: self.rank,
-            reserved: 0,
-            kv_dtype: TfStr::new(&self.kv_dtype),
-            memory_limit: self.memory_limit.unwrap_or(0),
-        }
-    }
-}
-
-/// The C form of a model, with what it points to.
-struct RawModel<'a> {
-    spec: String,
-    tensors: Vec<TfTensor>,
-    _source: &'a dyn ModelSource,
-}
-
-impl<'a> RawModel<'a> {
-    fn new(source: &'a dyn ModelSource, with_bytes: bool) -> Result<RawModel<'a>, PluginError> {
-        let mut tensors = Vec::with_capacity(source.tensors().len());
-        for (index, tensor) in source.tensors().iter().enumerate() {
-            if tensor.shape.len() > TF_MAX_RANK {
-                return Err(PluginError::invalid(format!(
-                    "tensor {} has {} axes",
-                    tensor.name,
-                    tensor.shape.len()
-                )));
-            }
-            let mut shape = [0; TF_MAX_RANK];
-            shape[..tensor.shape.len()].copy_from_slice(&tensor.shape);
-            let bytes = source.bytes(index);
-            tensors.push(TfTensor {
-                name: TfStr::new(&tensor.name),
-                dtype: tensor.dtype.code(),
-                rank: tensor.shape.len() as u32,
-                shape,
-                packed_bits: tensor.packed.map_or(0, |packed| packed.bits),
-                packed_group: tensor.packed.map_or(0, |packed| packed.group),
-                data: if with_bytes { bytes.as_ptr() } else { std::ptr::null() },
-                bytes: bytes.len() as u64,
-                id: index as u64,
-                file_offset: tensor.file_offset,
-                file_descriptor: tensor.file_descriptor.unwrap_or(-1),
-                reserved: 0,
-            });
-        }
-        Ok(RawModel { spec: source.spec().to_json(), tensors, _source: source })
-    }
-
-    fn raw(&self) -> TfModel {
-        TfModel {
-            struct_size: size_of::<TfModel>() as u32,
-            reserved: 0,
-            spec: TfStr::new(&self.spec),
-            tensors: self.tensors.as_ptr(),
-            tensor_count: self.tensors.len() as u64,
-        }
-    }
-}
 
 /// Called with bytes done, bytes in all, and what is being done.
 type ProgressFn<'a> = &'a mut (dyn FnMut(u64, u64, &str) -> ControlFlow<()> + Send);

@@ -7,14 +7,13 @@
 mod client;
 mod control;
 mod engine;
+mod model;
 mod services;
 #[cfg(test)]
 mod tests;
 
 pub use client::{DeviceClient, InitOptions, InterfaceError, PluginClient};
 pub use control::GAVE_UP;
-pub use engine::{
-    EngineClient, EngineSetup, LaneOutcome, LaneRequest, ModelSource, ModelTensor, MonitorClient,
-    RoundOutcome,
-};
+pub use engine::{EngineClient, LaneOutcome, LaneRequest, MonitorClient, RoundOutcome};
+pub use model::{EngineSetup, ModelSource, ModelTensor};
 pub use services::{CancelHandle, HostServices, LogRecord};
