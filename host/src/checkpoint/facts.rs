@@ -73,7 +73,7 @@ pub fn survey(path: &Path) -> Result<(Facts, Option<CheckpointError>), Checkpoin
         weight_bytes: 0,
     };
     let problem = read_weights(&mut facts, &folder, &config, family).err();
-    Ok((facts, problem))
+    Ok((facts, families::refuse_drafter(&config).err().or(problem)))
 }
 
 fn read_weights(

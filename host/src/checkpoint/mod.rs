@@ -300,7 +300,9 @@ mod tests {
         assert_eq!(facts.weight_bytes, 12_804_362 + 974_872);
         // 22.57 M parameters and a head of 1.72 M, says its card.
         assert!((24_280_000..24_300_000).contains(&facts.parameters), "{}", facts.parameters);
-        let drafter = read_facts(Path::new(DRAFTER)).unwrap();
+        let (drafter, problem) = survey(Path::new(DRAFTER)).unwrap();
+        assert!(problem.expect("it is no model").to_string().contains("marks an external drafter"));
+        assert!(read_facts(Path::new(DRAFTER)).is_err());
         assert_eq!((drafter.family.as_str(), drafter.supported), ("qwen3", false));
         assert_eq!(drafter.formats, ["bf16"]);
     }

@@ -179,7 +179,7 @@ impl Catalog {
 
     /// The folder for long reports.
     pub fn reports_folder(&self) -> Option<PathBuf> {
-        self.environment.cache_home.as_ref().map(|cache| cache.join("tensorfold/reports"))
+        self.environment.cache_folder().map(|cache| cache.join("reports"))
     }
 
     /// Everything that was ignored and why, one line each.

@@ -70,6 +70,13 @@ impl Environment {
         environment
     }
 
+    /// The folder for what this program may forget. There is none where its place in the file system is not there
+    /// either: a home that does not exist, as that of many service accounts, is never made.
+    pub fn cache_folder(&self) -> Option<PathBuf> {
+        let cache = self.cache_home.as_ref()?;
+        (cache.is_dir() || cache.parent().is_some_and(Path::is_dir)).then(|| cache.join("tensorfold"))
+    }
+
     /// The same from given variables; the executable is left unknown.
     pub fn from_variables(variables: impl IntoIterator<Item = (OsString, OsString)>, elevated: bool) -> Self {
         let mut all = BTreeMap::new();

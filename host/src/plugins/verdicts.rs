@@ -115,11 +115,8 @@ pub struct Verdicts {
 impl Verdicts {
     /// Reads the user's cache; an elevated process uses none, since its user could have written it.
     pub fn read(environment: &Environment) -> Self {
-        let path = environment
-            .cache_home
-            .as_ref()
-            .filter(|_| !environment.elevated)
-            .map(|cache| cache.join("tensorfold/plugins.json"));
+        let folder = environment.cache_folder().filter(|_| !environment.elevated);
+        let path = folder.map(|folder| folder.join("plugins.json"));
         let content = path.as_deref().and_then(read_file).unwrap_or_default();
         Self { path, content, changed: false }
     }
@@ -285,6 +282,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         Verdicts::read(&environment(folder.path())).save();
         assert!(!folder.path().join("tensorfold").exists());
+    }
+
+    #[test]
+    fn a_home_that_is_not_there_is_not_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let save = |cache: &str| {
+            let mut verdicts = Verdicts::read(&environment(&folder.path().join(cache)));
+            verdicts.put(&key("/a.so", 1), timed_out());
+            verdicts.save();
+        };
+        save("no-home/.cache");
+        assert!(!folder.path().join("no-home").exists());
+        save(".cache");
+        assert!(folder.path().join(".cache/tensorfold/plugins.json").exists());
     }
 
     #[test]

@@ -50,10 +50,7 @@ const KNOWN_OTHERS: &[(&str, &str)] = &[
 /// # Errors
 /// [`CheckpointError::Unsupported`] with what the family would need.
 pub(super) fn find(config: &Config) -> Result<&'static Family, CheckpointError> {
-    if config.top().get("dflash_config").is_some() {
-        let found = "dflash_config marks an external drafter, not a model";
-        return Err(CheckpointError::unsupported(config.path(), found, "name the model that it drafts for"));
-    }
+    refuse_drafter(config)?;
     let model_type = config.model_type()?;
     if let Some(family) = lookup(model_type) {
         return Ok(family);
@@ -63,6 +60,20 @@ pub(super) fn find(config: &Config) -> Result<&'static Family, CheckpointError> 
     let supported: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();
     let needed = format!("{needed}; supported: {}", supported.join(", "));
     Err(CheckpointError::unsupported(config.path(), format!("model_type is {model_type:?}"), needed))
+}
+
+/// Refuses a configuration that is an external drafter's. Its `model_type` is that of the layers it is made of, so a
+/// family would be of no help to whoever took it for a model.
+///
+/// # Errors
+/// [`CheckpointError::Unsupported`] with what to name in its place.
+pub(super) fn refuse_drafter(config: &Config) -> Result<(), CheckpointError> {
+    if config.top().get("dflash_config").is_none() {
+        return Ok(());
+    }
+    let found = "dflash_config marks an external drafter, not a model";
+    let needed = "name the model that it drafts for, and this with --drafter";
+    Err(CheckpointError::unsupported(config.path(), found, needed))
 }
 
 /// The family with this `model_type`.
