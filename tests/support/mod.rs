@@ -6,8 +6,10 @@
 #![allow(dead_code, reason = "each test program uses its own part of this")]
 
 pub(crate) mod border;
+pub(crate) mod http;
 pub(crate) mod plugins;
 pub(crate) mod program;
+pub(crate) mod replies;
 pub(crate) mod server;
 pub(crate) mod trace;
 

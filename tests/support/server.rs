@@ -26,11 +26,15 @@ pub(crate) struct Server {
 #[derive(Default)]
 struct Said {
     lines: Mutex<String>,
+    on_stdout: Mutex<String>,
     more: Condvar,
 }
 
 impl Said {
-    fn add(&self, line: &str) {
+    fn add(&self, line: &str, is_stdout: bool) {
+        if is_stdout {
+            self.on_stdout.lock().unwrap().push_str(&format!("{line}\n"));
+        }
         self.lines.lock().unwrap().push_str(&format!("{line}\n"));
         self.more.notify_all();
     }
@@ -59,14 +63,14 @@ impl Server {
         let said = Arc::new(Said::default());
         let (sender, lines) = channel();
         let (over, ended) = channel::<()>();
-        let outputs: [Box<dyn std::io::Read + Send>; 2] =
-            [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
-        for output in outputs {
+        let outputs: [(Box<dyn std::io::Read + Send>, bool); 2] =
+            [(Box::new(child.stdout.take().unwrap()), true), (Box::new(child.stderr.take().unwrap()), false)];
+        for (output, is_stdout) in outputs {
             let (said, sender, over) = (said.clone(), sender.clone(), over.clone());
             std::thread::spawn(move || {
                 for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
                     let line = String::from_utf8_lossy(&line).into_owned();
-                    said.add(&line);
+                    said.add(&line, is_stdout);
                     let _ = sender.send(line);
                 }
                 // Its clones are gone when both outputs are at their end.
@@ -97,6 +101,22 @@ impl Server {
     /// All lines of both outputs so far.
     pub(crate) fn said(&self) -> String {
         self.said.lines.lock().unwrap().clone()
+    }
+
+    /// All lines of its standard output so far.
+    pub(crate) fn said_on_stdout(&self) -> String {
+        self.said.on_stdout.lock().unwrap().clone()
+    }
+
+    /// Where it listens, as `HOST:PORT`.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Sends a signal to the server alone.
+    pub(crate) fn send_signal(&self, signal: i32) {
+        // SAFETY: the child is not yet waited for, so its number is its own.
+        unsafe { libc::kill(i32::try_from(self.child.id()).unwrap(), signal) };
     }
 
     pub(crate) fn get(&self, path: &str) -> Answer {
@@ -146,8 +166,7 @@ impl Server {
 
     /// Asks it to end, waits, and gives its exit code and all it said.
     pub(crate) fn stop(mut self) -> (i32, String) {
-        // SAFETY: the child is not yet waited for, so its number is its own.
-        unsafe { libc::kill(i32::try_from(self.child.id()).unwrap(), libc::SIGTERM) };
+        self.send_signal(libc::SIGTERM);
         self.wait()
     }
 

@@ -1,0 +1,145 @@
+//! Goldens through the whole program: command line, plugin, tokenizer, template, engine, server. Every reply is
+//! compared token by token with those of independent implementations, by the digest that replies carry.
+
+mod support;
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use support::replies::{CHAT, COMPLETIONS, ids, start, token_sha};
+use support::{Sandbox, demo_model, json as parse, workspace};
+
+const IM_START: u64 = 8171;
+
+fn read(path: &str) -> Value {
+    let path = workspace().join("tests").join(path);
+    parse(&std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+}
+
+fn demo_goldens() -> Vec<Value> {
+    let prompts = read("models/demo-goldens.json")["prompts"].as_array().unwrap().clone();
+    assert_eq!(prompts.len(), 10);
+    prompts
+}
+
+#[test]
+fn the_demo_gives_its_ten_golden_replies_to_token_ids() {
+    let sandbox = Sandbox::new();
+    let server = start(&sandbox, &demo_model(), &[]);
+    for golden in demo_goldens() {
+        let body = json!({ "prompt": golden["prompt_ids"], "max_tokens": 64, "temperature": 0 });
+        let reply = server.reply(COMPLETIONS, &body);
+        let greedy = ids(&golden["greedy"]);
+        let what = &golden["prompt"];
+        assert_eq!(reply.token_sha, token_sha(&greedy), "{what}: {reply:?}");
+        assert_eq!(reply.text, golden["text"].as_str().unwrap().trim_end_matches("<|im_end|>"), "{what}");
+        assert_eq!(reply.finish, golden["finish"], "{what}");
+        assert_eq!(reply.tokens, greedy.len() as u64, "{what}");
+        assert_eq!(reply.prompt_tokens, ids(&golden["prompt_ids"]).len() as u64, "{what}");
+    }
+}
+
+#[test]
+fn the_demo_gives_its_ten_golden_replies_to_words() {
+    let sandbox = Sandbox::new();
+    let server = start(&sandbox, &demo_model(), &[]);
+    for golden in demo_goldens() {
+        let prompt = golden["prompt"].as_str().unwrap();
+        let wanted = golden["text"].as_str().unwrap().trim_end_matches("<|im_end|>");
+        let prompt_ids = ids(&golden["prompt_ids"]);
+        let reply = if prompt_ids[0] == IM_START {
+            let (question, thinking) = match prompt.strip_suffix(" (thinking on)") {
+                Some(question) => (question, true),
+                None => (prompt, false),
+            };
+            let body = json!({
+                "messages": [{ "role": "user", "content": question }],
+                "chat_template_kwargs": { "enable_thinking": thinking },
+                "max_tokens": 64,
+                "temperature": 0,
+            });
+            let reply = server.reply(CHAT, &body);
+            let (reasoning, content) = wanted.split_once("</think>").unwrap_or(("", wanted));
+            assert_eq!(!reasoning.is_empty(), thinking, "{prompt}");
+            assert_eq!(reply.reasoning.trim(), reasoning.trim(), "{prompt}");
+            assert_eq!(reply.text, content.trim_start_matches('\n'), "{prompt}");
+            reply
+        } else {
+            let reply =
+                server.reply(COMPLETIONS, &json!({ "prompt": prompt, "max_tokens": 64, "temperature": 0 }));
+            assert_eq!(reply.text, wanted, "{prompt}");
+            reply
+        };
+        assert_eq!(reply.prompt_tokens, prompt_ids.len() as u64, "{prompt}");
+        assert_eq!(reply.token_sha, token_sha(&ids(&golden["greedy"])), "{prompt}: {reply:?}");
+        assert_eq!(reply.finish, golden["finish"], "{prompt}");
+    }
+}
+
+/// Three prompts, the last one longer than two chunks of 64, each continued by 64 tokens past any stop token.
+#[track_caller]
+fn continues_as_the_references_do(checkpoint: &str) {
+    let golden = read(&format!("goldens/expect/{checkpoint}.json"));
+    let sandbox = Sandbox::new();
+    let server = start(&sandbox, &tiny_model(checkpoint), &[]);
+    let prompts = golden["prompts"].as_array().unwrap();
+    assert_eq!(prompts.len(), 3);
+    for prompt in prompts {
+        let greedy = ids(&prompt["greedy"]);
+        assert_eq!(greedy.len(), 64);
+        let body = json!({ "prompt": prompt["ids"], "max_tokens": 64, "temperature": 0, "ignore_eos": true });
+        let reply = server.reply(COMPLETIONS, &body);
+        assert_eq!(reply.token_sha, token_sha(&greedy), "{checkpoint}: {reply:?}");
+        assert_eq!((reply.tokens, reply.finish.as_str()), (64, "length"));
+        // Marks such as the end of a turn are no text.
+        let text =
+            prompt["greedy_text"].as_str().unwrap().replace("<|im_end|>", "").replace("<|endoftext|>", "");
+        assert_eq!(reply.text, text);
+    }
+    let longest = prompts.iter().map(|prompt| ids(&prompt["ids"]).len()).max();
+    assert!(longest > Some(128), "a prompt of more than two chunks: {longest:?}");
+}
+
+fn tiny_model(name: &str) -> PathBuf {
+    workspace().join("tests/goldens").join(name)
+}
+
+#[test]
+fn the_tiny_model_in_bfloat16_continues_as_the_references_do() {
+    continues_as_the_references_do("tiny-qwen3_5");
+}
+
+#[test]
+fn the_tiny_model_in_4_bits_continues_as_the_references_do() {
+    continues_as_the_references_do("tiny-qwen3_5-mlx-4bit");
+}
+
+/// The server reads prompts in pieces of 512 rows. A reply's tokens, once they are part of the prompt, come to lie in
+/// those pieces and at both sides of their borders, and nothing that is drawn after them may change.
+#[test]
+fn a_reply_is_the_same_whether_its_tokens_were_drawn_or_given() {
+    const PROMPT: usize = 509;
+    const STEPS: u64 = 5;
+    let sandbox = Sandbox::new();
+    let server = start(&sandbox, &demo_model(), &[]);
+    let all: Vec<u64> = demo_goldens()
+        .iter()
+        .flat_map(|golden| [ids(&golden["prompt_ids"]), ids(&golden["greedy"])].concat())
+        .collect();
+    let mut prompt: Vec<u64> = all.iter().copied().cycle().take(PROMPT).collect();
+    let body = |prompt: &[u64], tokens: u64| {
+        json!({
+            "prompt": prompt, "max_tokens": tokens, "temperature": 1.5, "top_k": 0, "top_p": 1, "seed": 11,
+            "ignore_eos": true,
+        })
+    };
+    let reply = server.whole(COMPLETIONS, &body(&prompt, STEPS));
+    assert_eq!(reply.prompt_tokens, PROMPT as u64);
+    for _ in 0..STEPS {
+        let next = server.whole(COMPLETIONS, &body(&prompt, 1));
+        let token = (0..8180).find(|&token| token_sha(&[token]) == next.token_sha);
+        prompt.push(token.expect("a token of the vocabulary"));
+    }
+    let drawn = prompt.split_off(PROMPT);
+    assert_eq!(token_sha(&drawn), reply.token_sha, "{drawn:?}");
+}
