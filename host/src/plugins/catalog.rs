@@ -142,6 +142,11 @@ impl Catalog {
         select::auto(self.plugins(), self.hardware(), allow_fallback, &self.searched())
     }
 
+    /// The plugin for the processor, once [`auto`](Self::auto) has looked at all; see [`select::processor`].
+    pub fn processor(&self) -> Option<usize> {
+        select::processor(self.plugins())
+    }
+
     /// The places that were searched, for messages.
     pub fn searched(&self) -> Vec<String> {
         self.search.places.iter().map(|place| super::lifecycle::show_path(&place.path)).collect()

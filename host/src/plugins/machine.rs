@@ -161,7 +161,7 @@ pub enum Fit {
 /// Whether a claim covers a device, and how well. `None`: another vendor or kind, or an architecture that is known
 /// and not listed.
 pub fn claim_fits(claim: &DeviceClaim, device: &Device) -> Option<Fit> {
-    if !claims_vendor(claim, device.vendor) {
+    if !claims_device(claim, device) {
         return None;
     }
     match &device.arch {
@@ -172,9 +172,16 @@ pub fn claim_fits(claim: &DeviceClaim, device: &Device) -> Option<Fit> {
     }
 }
 
-/// Whether a claim is about accelerators of this vendor.
-pub fn claims_vendor(claim: &DeviceClaim, vendor: Vendor) -> bool {
-    claim.kind != "cpu" && claim.vendor.as_ref().is_none_or(|claimed| *claimed == vendor.name())
+/// Whether a claim is about devices of this kind and vendor.
+pub fn claims_device(claim: &DeviceClaim, device: &Device) -> bool {
+    const DISPLAY: u32 = 0x03;
+    let kind = match claim.kind.as_str() {
+        "cpu" => false,
+        // What drives a display is no neural processor of the same vendor.
+        "npu" => device.class >> 16 != DISPLAY,
+        _ => true,
+    };
+    kind && claim.vendor.as_ref().is_none_or(|claimed| *claimed == device.vendor.name())
 }
 
 /// `gfx11-generic` covers `gfx1151`, `gfx9-4-generic` covers `gfx942`.
@@ -204,7 +211,7 @@ pub fn device_findings(manifest: &Manifest, hardware: &Hardware) -> Vec<Finding>
     let claimed: Vec<&Device> = hardware
         .devices
         .iter()
-        .filter(|device| manifest.devices.iter().any(|claim| claims_vendor(claim, device.vendor)))
+        .filter(|device| manifest.devices.iter().any(|claim| claims_device(claim, device)))
         .collect();
     let wanted = claims_text(manifest);
     if claimed.is_empty() {

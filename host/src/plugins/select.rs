@@ -11,7 +11,7 @@ use semver::Version;
 
 use super::hardware::{Device, Hardware, Placement, Vendor};
 use super::lifecycle::{Code, Finding, one_line};
-use super::machine::{Fit, claims_cpu, claims_vendor, usable_devices};
+use super::machine::{Fit, claims_cpu, claims_device, usable_devices};
 use super::plugin::Plugin;
 
 /// Why no plugin was chosen. Each ends the command.
@@ -204,6 +204,8 @@ pub struct AutoChoice {
     pub reason: String,
     /// One line for each candidate that was not taken, and for hardware that was ignored.
     pub not_taken: Vec<String>,
+    /// Whether the processor was taken although an accelerator is there.
+    pub fallback: bool,
 }
 
 /// Chooses among plugins that were inspected, from manifests and the host's own look at the hardware.
@@ -281,16 +283,30 @@ pub fn auto(
     } else {
         "fallback allowed: no accelerator can be used".into()
     };
-    Ok(AutoChoice { index, reason, not_taken })
+    let fallback = !strength.accelerator && !counting.is_empty();
+    Ok(AutoChoice { index, reason, not_taken, fallback })
+}
+
+/// The plugin for the processor that `auto` would take where there is no accelerator, of those that were inspected.
+pub fn processor(plugins: &[Plugin]) -> Option<usize> {
+    let runs = |plugin: &Plugin| {
+        let manifest = plugin.manifest.as_ref()?;
+        let usable = !plugin.is_hidden() && plugin.life.error().is_none();
+        (usable && manifest.devices.iter().all(|claim| claim.kind == "cpu")).then_some(())
+    };
+    let candidates = plugins.iter().enumerate().filter(|(_, plugin)| runs(plugin).is_some());
+    let best = candidates.min_by_key(|(_, plugin)| (plugin.rank, Reverse(version(plugin)), plugin.name()));
+    best.map(|(index, _)| index)
 }
 
 /// Devices that count: what an installed accelerator plugin claims by vendor and kind, and every discrete AMD or
 /// NVIDIA device.
 fn counting_devices<'a>(installed: &[(usize, &Plugin)], hardware: &'a Hardware) -> Vec<&'a Device> {
     let claimed = |device: &Device| {
-        installed.iter().filter_map(|(_, plugin)| plugin.manifest.as_ref()).any(|manifest| {
-            !claims_cpu(manifest) && manifest.devices.iter().any(|claim| claims_vendor(claim, device.vendor))
-        })
+        installed
+            .iter()
+            .filter_map(|(_, plugin)| plugin.manifest.as_ref())
+            .any(|manifest| manifest.devices.iter().any(|claim| claims_device(claim, device)))
     };
     // Without a driver the kernel cannot tell a card from a processor's own device; a card is the safer guess.
     let discrete = |device: &Device| {
@@ -494,7 +510,8 @@ mod tests {
         assert_eq!(error.code(), "accelerator-unused");
         let text = error.to_string();
         assert!(text.contains("tensorfold-backend-cuda") && text.contains("--backend cpu"), "{text}");
-        assert_eq!(auto(&[cpu()], &nvidia.hardware(), true, &[]).unwrap().index, 0, "fallback was allowed");
+        let choice = auto(&[cpu()], &nvidia.hardware(), true, &[]).unwrap();
+        assert_eq!((choice.index, choice.fallback), (0, true), "fallback was allowed");
     }
 
     #[test]
@@ -525,6 +542,28 @@ mod tests {
             1,
             "byte order"
         );
+    }
+
+    #[test]
+    fn a_plugin_for_neural_processors_makes_no_display_count() {
+        let npu = gpu("backend-xdna", "amd", "gfx1151", |text| {
+            text.replace("kind = \"gpu\"", "kind = \"npu\"").replace("archs = [\"gfx1151\"]\n", "")
+        });
+        let choice = choose(&[npu, cpu()], &apu()).unwrap();
+        assert_eq!((choice.index, choice.fallback), (1, false));
+    }
+
+    #[test]
+    fn after_a_failure_the_processor_is_next_and_that_is_a_fallback() {
+        let mut plugins = [hip(), cpu()];
+        assert_eq!(choose(&plugins, &apu()).unwrap().index, 0);
+        plugins[0].record(Finding::error(Code::InitFailed, "it did not start"));
+        assert!(choose(&plugins, &apu()).is_err(), "never by itself");
+        let choice = auto(&plugins, &apu().hardware(), true, &[]).unwrap();
+        assert_eq!((choice.index, choice.fallback), (1, true));
+        assert!(choice.not_taken.iter().any(|line| line.contains("it did not start")), "{choice:?}");
+        assert_eq!(processor(&[cuda(), cpu(), hip()]), Some(1), "never another accelerator");
+        assert_eq!(processor(&[cuda()]), None);
     }
 
     #[test]

@@ -7,7 +7,12 @@ use crate::engine::{Counters, EngineHandle, EngineState};
 
 /// Status code and document. Without `details` only the status is told, which
 /// is all that somebody without a key may know.
-pub(super) fn health(engine: &EngineHandle, connections: usize, details: bool) -> (StatusCode, Value) {
+pub(super) fn health(
+    engine: &EngineHandle,
+    connections: usize,
+    fallback: Option<&str>,
+    details: bool,
+) -> (StatusCode, Value) {
     let state = engine.state();
     let (code, status) = match &state {
         EngineState::Serving => (StatusCode::OK, "ok"),
@@ -24,6 +29,8 @@ pub(super) fn health(engine: &EngineHandle, connections: usize, details: bool) -
         document.insert("streams".to_owned(), json!(engine.lanes()));
         document.insert("context_length".to_owned(), json!(engine.context()));
         document.insert("engine".to_owned(), json!(engine.facts().name));
+        // Why the processor serves although an accelerator is there; null otherwise.
+        document.insert("fallback".to_owned(), json!(fallback));
         document.insert("warming".to_owned(), json!(false));
     }
     (code, Value::Object(document))

@@ -54,7 +54,8 @@ fn is_gated(path: &str) -> bool {
 
 async fn answer_health(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
     let details = !app.keys.are_required() || app.keys.check(request.headers()).is_some();
-    let (code, document) = health::health(&app.engine, app.connections.count(), details);
+    let fallback = app.model.fallback.as_deref();
+    let (code, document) = health::health(&app.engine, app.connections.count(), fallback, details);
     json_response(code, &document)
 }
 

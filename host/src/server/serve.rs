@@ -38,6 +38,8 @@ pub struct ServedModel {
     pub stop_tokens: BTreeSet<u32>,
     /// What loading it took, for the serving line.
     pub load_seconds: f64,
+    /// Why it runs on the processor although an accelerator is there.
+    pub fallback: Option<String>,
 }
 
 /// A server that is set up and does not answer yet.

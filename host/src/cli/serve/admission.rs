@@ -34,12 +34,19 @@ pub(in crate::cli) struct Admitted {
     pub accelerator: bool,
     /// What the user should know, one line each.
     pub lines: Vec<String>,
+    /// Why the processor serves although an accelerator is there.
+    pub fallback: Option<String>,
 }
 
 impl Admitted {
     /// The plugin's id, for logs.
     pub(in crate::cli) fn plugin_name(&self) -> &str {
         &self.manifest.plugin.id
+    }
+
+    /// Whether the processor may take this plugin's place once it has failed.
+    pub(in crate::cli) fn may_fall_back(&self, flags: &GivenFlags) -> bool {
+        self.accelerator && named_backend(flags).is_none() && flags.has("--allow-fallback")
     }
 
     /// The engine's name for users.
@@ -56,10 +63,35 @@ pub(in crate::cli) fn admit(
     arguments: &ModelArguments,
     environment: &Environment,
 ) -> Result<Admitted, Failure> {
-    let flags = &arguments.flags;
-    let mut catalog = find_plugins(flags, environment)?;
+    let mut catalog = find_plugins(&arguments.flags, environment)?;
     let mut lines = Vec::new();
-    let index = choose(&mut catalog, flags, &mut lines)?;
+    let (index, fallback) = choose(&mut catalog, &arguments.flags, &mut lines)?;
+    judge(arguments, catalog, index, lines, fallback)
+}
+
+/// Judges the request once more, for the processor, after the accelerator that `auto` took has failed.
+///
+/// # Errors
+/// That failure, where no plugin for the processor is there; else the first refusal.
+pub(in crate::cli) fn fall_back(
+    arguments: &ModelArguments,
+    failed: Admitted,
+    why: Failure,
+) -> Result<Admitted, Failure> {
+    let Some(index) = failed.catalog.processor() else { return Err(why) };
+    let lines = vec![format!("warning: {}; the processor serves instead", why.message)];
+    judge(arguments, failed.catalog, index, lines, Some(why.message))
+}
+
+/// Judges a request to one plugin.
+fn judge(
+    arguments: &ModelArguments,
+    mut catalog: Catalog,
+    index: usize,
+    mut lines: Vec<String>,
+    fallback: Option<String>,
+) -> Result<Admitted, Failure> {
+    let flags = &arguments.flags;
     let plugin = &catalog.plugins()[index];
     let library = plugin.library.clone();
     let manifest = plugin
@@ -98,19 +130,26 @@ pub(in crate::cli) fn admit(
         name: model.name,
         accelerator,
         lines,
+        fallback,
         manifest,
     })
 }
 
-/// The plugin that serves: the one that was named, or the one that fits the machine.
-fn choose(catalog: &mut Catalog, flags: &GivenFlags, lines: &mut Vec<String>) -> Result<usize, Failure> {
+/// The plugin that serves: the one that was named, or the one that fits the machine. The second value says why it is
+/// the processor's although an accelerator is there.
+fn choose(
+    catalog: &mut Catalog,
+    flags: &GivenFlags,
+    lines: &mut Vec<String>,
+) -> Result<(usize, Option<String>), Failure> {
     if let Some(name) = named_backend(flags) {
-        return Ok(catalog.by_name(name)?);
+        return Ok((catalog.by_name(name)?, None));
     }
     let choice = catalog.auto(flags.has("--allow-fallback"))?;
-    lines.push(format!("--backend auto: {}", choice.reason));
+    let warning = if choice.fallback { "warning: " } else { "" };
+    lines.push(format!("{warning}--backend auto: {}", choice.reason));
     lines.extend(choice.not_taken.into_iter().map(|reason| format!("not taken: {reason}")));
-    Ok(choice.index)
+    Ok((choice.index, choice.fallback.then_some(choice.reason)))
 }
 
 /// What `--drafter auto` came to, where somebody asked for it: a drafter is never left out without a word.

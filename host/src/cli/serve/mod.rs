@@ -14,7 +14,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tensorfold_plugin_api::host::GAVE_UP;
+use tensorfold_plugin_api::host::{DeviceClient, GAVE_UP};
+use tensorfold_plugin_api::vocabulary::GivenFlags;
 
 use self::admission::Admitted;
 use super::arguments::ModelArguments;
@@ -51,11 +52,22 @@ pub(in crate::cli) fn run(
     let serve_options = options::serve_options(flags, &admitted.name, &checkpoint);
     let stop_tokens = checkpoint.stop_tokens.iter().copied().collect();
     let server = Server::prepare(serve_options, &ServeEnvironment::read())?;
-    // Only now code of the plugin runs: first in a child, where it can do no harm.
-    trial::run(&mut admitted, flags)?;
-    let started = Instant::now();
-    let plugin = opening::open_plugin(&mut admitted, environment, flags)?;
-    let device = opening::open_device(&mut admitted, &plugin, flags)?;
+    // Only now code of the plugin runs.
+    // What was opened decides how the process ends, also when something else serves.
+    let mut accelerator = admitted.accelerator;
+    let mut started = Instant::now();
+    let (plugin, device) = match open(&mut admitted, environment, flags) {
+        Err(failure) if admitted.may_fall_back(flags) => {
+            admitted = admission::fall_back(arguments, admitted, failure)?;
+            for line in &admitted.lines {
+                hint(line);
+            }
+            accelerator = true;
+            started = Instant::now();
+            open(&mut admitted, environment, flags)?
+        }
+        opened => opened?,
+    };
     let source = Arc::new(CheckpointSource::new(checkpoint));
     let engine = opening::open_engine(&mut admitted, &device, source.clone(), flags)?;
     let engine_options =
@@ -69,7 +81,12 @@ pub(in crate::cli) fn run(
     let handle = EngineHandle::start(Box::new(rows), &engine_options)
         .map_err(|error| Failure::new(format!("no thread for the engine: {error}")))?;
     opening::advance(&mut admitted, crate::plugins::lifecycle::State::Serving);
-    let model = ServedModel { text, stop_tokens, load_seconds: started.elapsed().as_secs_f64() };
+    let model = ServedModel {
+        text,
+        stop_tokens,
+        load_seconds: started.elapsed().as_secs_f64(),
+        fallback: admitted.fallback.clone(),
+    };
     let served = server.run(model, handle.clone());
     handle.stop(ENGINE_STOP_LIMIT);
     drop(handle);
@@ -77,10 +94,27 @@ pub(in crate::cli) fn run(
     let ended = finish(&admitted, &plugin);
     served?;
     // Exit handlers must not run while a thread is still inside of the plugin.
-    if !ended || admitted.accelerator && !environment.set.contains_key("TENSORFOLD_NORMAL_EXIT") {
+    if !ended || accelerator && !environment.set.contains_key("TENSORFOLD_NORMAL_EXIT") {
         opening::end_process(0);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Opens the plugin and a device of it: first in a child, where it can do no harm.
+fn open(
+    admitted: &mut Admitted,
+    environment: &Environment,
+    flags: &GivenFlags,
+) -> Result<(opening::OpenPlugin, Arc<DeviceClient>), Failure> {
+    trial::run(admitted, flags)?;
+    let plugin = opening::open_plugin(admitted, environment, flags)?;
+    match opening::open_device(admitted, &plugin, flags) {
+        Ok(device) => Ok((plugin, device)),
+        Err(failure) => {
+            finish(admitted, &plugin);
+            Err(failure)
+        }
+    }
 }
 
 /// Ends the plugin and says whether it did end. One that does not end well is a line in the log: the work is done.

@@ -121,7 +121,8 @@ impl TestServer {
         });
         let server = Server::prepare_with(options, environment, sink).unwrap();
         let address = server.authority().parse().unwrap();
-        let model = ServedModel { text, stop_tokens: BTreeSet::from([END]), load_seconds: 0.5 };
+        let model =
+            ServedModel { text, stop_tokens: BTreeSet::from([END]), load_seconds: 0.5, fallback: None };
         let running = server.start(model, engine.clone()).unwrap();
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(running.until(async {
