@@ -21,7 +21,7 @@ use self::arguments::{Invocation, ListArguments, Usage};
 use crate::plugins::admit::Refusal;
 use crate::plugins::catalog::Catalog;
 use crate::plugins::environment::Environment;
-use crate::plugins::lifecycle::Finding;
+use crate::plugins::lifecycle::{Finding, one_line};
 use crate::plugins::machine::HostRelease;
 use crate::plugins::plugin::Plugin;
 use crate::plugins::search::SearchOptions;
@@ -164,9 +164,10 @@ fn report_usage(usage: &Usage) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Writes a line to stderr. When that fails there is nobody left to tell.
+/// Writes a line to stderr: one line, whatever names of files and arguments hold. When that fails there is nobody
+/// left to tell.
 pub(crate) fn complain(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = writeln!(std::io::stderr(), "{}", one_line(line));
 }
 
 /// Tells the user something in passing.

@@ -194,8 +194,14 @@ impl Verdicts {
 
 fn read_file(path: &Path) -> Option<Content> {
     use std::io::Read as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
     let mut text = Vec::new();
-    std::fs::File::open(path).ok()?.take(FILE_MAX).read_to_end(&mut text).ok()?;
+    // Opening a pipe would wait for a writer.
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    file.take(FILE_MAX).read_to_end(&mut text).ok()?;
     serde_json::from_slice::<Content>(&text).ok().filter(|content| content.format == FORMAT)
 }
 
@@ -325,5 +331,16 @@ mod tests {
             verdicts.put(&key("/a.so", size), timed_out());
         }
         assert_eq!(verdicts.content.verdicts.len(), ENTRIES_MAX);
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_the_cache_is_as_good_as_none() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("tensorfold")).unwrap();
+        let path = folder.path().join("tensorfold/plugins.json");
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: `name` is a C string that outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        assert!(Verdicts::read(&environment(folder.path())).content.verdicts.is_empty());
     }
 }

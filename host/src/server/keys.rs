@@ -8,7 +8,7 @@
 use std::fs;
 use std::hint::black_box;
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -226,7 +226,9 @@ fn equal(left: &[u8; 32], right: &[u8; 32]) -> bool {
 
 fn read_file(path: &Path) -> Result<(Vec<Key>, Stamp), KeyError> {
     let unreadable = |error| KeyError::Unreadable { path: path.to_owned(), error };
-    let mut file = fs::File::open(path).map_err(unreadable)?;
+    // Opening a pipe would wait for a writer.
+    let mut file =
+        fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(unreadable)?;
     let metadata = file.metadata().map_err(unreadable)?;
     let content =
         |line, problem: &str| KeyError::Content { path: path.to_owned(), line, problem: problem.to_owned() };
@@ -385,5 +387,15 @@ mod tests {
         assert!(equal(&file.keys[0].digest, &Key::new(String::new(), "old").digest));
         file.refresh(start + Duration::from_millis(1100), false);
         assert!(equal(&file.keys[0].digest, &Key::new(String::new(), "another").digest));
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_the_file_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: `name` is a C string that outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        assert!(read_file(&path).err().unwrap().to_string().contains("is not a file"));
     }
 }

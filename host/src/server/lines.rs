@@ -33,7 +33,7 @@ impl Lines {
 
     /// Says `text` with the prefix; line breaks in it cannot start a second line.
     pub(super) fn say(&self, text: &str) {
-        (self.sink)(&format!("[tensorfold] {}", text.replace(['\n', '\r'], " ")));
+        (self.sink)(&format!("[tensorfold] {}", plain(text)));
     }
 
     /// The reason why a request was not begun.
@@ -122,6 +122,19 @@ impl DoneLine<'_> {
     }
 }
 
+/// One line without anything that could move a terminal's cursor: parts of it come from clients.
+fn plain(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\n' | '\r' | '\t' => line.push(' '),
+            other if other.is_control() => line.extend(other.escape_default()),
+            other => line.push(other),
+        }
+    }
+    line
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,7 +190,10 @@ mod tests {
             let said = said.clone();
             move |line| said.lock().unwrap().push(line.to_owned())
         });
-        lines.refused("cmpl-1", &ApiError::bad_request("bad\ndone cmpl-9 prompt=1"));
-        assert_eq!(*said.lock().unwrap(), ["[tensorfold] refused cmpl-1: bad done cmpl-9 prompt=1 (400)"]);
+        lines.refused("cmpl-1", &ApiError::bad_request("bad\ndone \x1b[2Jcmpl-9 prompt=1"));
+        assert_eq!(
+            *said.lock().unwrap(),
+            ["[tensorfold] refused cmpl-1: bad done \\u{1b}[2Jcmpl-9 prompt=1 (400)"]
+        );
     }
 }

@@ -19,7 +19,13 @@ pub(super) struct RequestLog {
 impl RequestLog {
     /// Opens the file for appending; a new one is its owner's alone.
     pub(super) fn open(path: &Path) -> std::io::Result<RequestLog> {
-        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+        // A pipe that nobody reads is an error rather than a wait.
+        let file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)?;
         Ok(RequestLog { file: Mutex::new(file) })
     }
 
@@ -56,5 +62,15 @@ mod tests {
         assert_eq!(lines[1]["body"]["prompt"], "a\nb");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(RequestLog::open(folder.path()).is_err());
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: `name` is a C string that outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        assert!(RequestLog::open(&path).is_err());
     }
 }

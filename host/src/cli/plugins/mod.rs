@@ -20,7 +20,7 @@ use tensorfold_plugin_api::vocabulary::GivenFlags;
 
 use crate::plugins::catalog::Catalog;
 use crate::plugins::environment::Environment;
-use crate::plugins::lifecycle::show_path;
+use crate::plugins::lifecycle::{one_line, show_path};
 use crate::plugins::machine::HostRelease;
 use crate::plugins::search::{self, SearchOptions};
 use crate::plugins::{discover, probe};
@@ -142,7 +142,7 @@ pub struct Output<'a> {
 impl Output<'_> {
     /// A refusal or failure: one line in the program's shape, and status 1.
     fn fail(&mut self, message: impl std::fmt::Display) -> std::io::Result<u8> {
-        writeln!(self.err, "tensorfold: {message}")?;
+        writeln!(self.err, "tensorfold: {}", one_line(&message.to_string()))?;
         Ok(1)
     }
 
