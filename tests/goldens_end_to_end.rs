@@ -28,7 +28,7 @@ fn the_demo_gives_its_ten_golden_replies_to_token_ids() {
     let server = start(&sandbox, &demo_model(), &[]);
     for golden in demo_goldens() {
         let body = json!({ "prompt": golden["prompt_ids"], "max_tokens": 64, "temperature": 0 });
-        let reply = server.reply(COMPLETIONS, &body);
+        let reply = server.whole(COMPLETIONS, &body);
         let greedy = ids(&golden["greedy"]);
         let what = &golden["prompt"];
         assert_eq!(reply.token_sha, token_sha(&greedy), "{what}: {reply:?}");
@@ -58,15 +58,15 @@ fn the_demo_gives_its_ten_golden_replies_to_words() {
                 "max_tokens": 64,
                 "temperature": 0,
             });
-            let reply = server.reply(CHAT, &body);
+            let reply = server.streamed(CHAT, &body);
             let (reasoning, content) = wanted.split_once("</think>").unwrap_or(("", wanted));
             assert_eq!(!reasoning.is_empty(), thinking, "{prompt}");
             assert_eq!(reply.reasoning.trim(), reasoning.trim(), "{prompt}");
             assert_eq!(reply.text, content.trim_start_matches('\n'), "{prompt}");
             reply
         } else {
-            let reply =
-                server.reply(COMPLETIONS, &json!({ "prompt": prompt, "max_tokens": 64, "temperature": 0 }));
+            let reply = server
+                .streamed(COMPLETIONS, &json!({ "prompt": prompt, "max_tokens": 64, "temperature": 0 }));
             assert_eq!(reply.text, wanted, "{prompt}");
             reply
         };

@@ -57,6 +57,21 @@ fn a_client_that_leaves_while_it_waits_for_a_whole_reply_frees_the_engine() {
 }
 
 #[test]
+fn a_client_that_leaves_while_its_prompt_is_read_frees_the_engine() {
+    let sandbox = Sandbox::new();
+    let server = start(&sandbox, &demo_model(), &["--parallel", "1"]);
+    let prompt: Vec<u32> = (0..4000).collect();
+    let mut connection = server.connect();
+    connection.begin(COMPLETIONS, &json!({ "prompt": prompt, "max_tokens": 90, "ignore_eos": true }));
+    wait_until("the prompt is being read", || server.health("requests_running") == 1);
+    drop(connection);
+    server.wait_until_idle();
+    let line = server.wait_for_line("the client left");
+    assert!(line.contains("prompt=4000 tokens=0 "), "{line}");
+    assert_eq!(server.whole(COMPLETIONS, &short()).tokens, 4);
+}
+
+#[test]
 fn a_client_that_leaves_the_queue_is_passed_over_and_the_next_has_its_turn() {
     let sandbox = Sandbox::new();
     let server = start(&sandbox, &demo_model(), &["--parallel", "1"]);

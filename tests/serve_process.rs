@@ -2,11 +2,14 @@
 
 mod support;
 
+use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use support::http::Connection;
 use support::replies::{CHAT, COMPLETIONS, Reply, serve, start, wait_until};
 use support::server::Server;
 use support::trace::traced;
@@ -79,6 +82,79 @@ fn a_second_signal_while_it_stops_changes_nothing() {
         server.send_signal(signal);
     }
     assert_eq!(server.wait().0, 0);
+}
+
+#[test]
+fn a_server_that_is_stopped_while_it_reads_a_prompt_does_not_read_it_to_its_end() {
+    let sandbox = Sandbox::new();
+    let mut server = start(&sandbox, &demo_model(), &[]);
+    let prompt: Vec<u32> = (0..4000).collect();
+    let mut connection = server.connect();
+    connection.begin(COMPLETIONS, &json!({ "prompt": prompt, "max_tokens": 90, "ignore_eos": true }));
+    wait_until("the prompt is being read", || server.health("requests_running") == 1);
+    server.send_signal(libc::SIGTERM);
+    assert_eq!(connection.response().refusal(503), "the server is shutting down");
+    let (code, said) = server.wait();
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("the server is shutting down; prompt=4000 tokens=0 "), "{said}");
+}
+
+#[test]
+fn a_hang_up_without_keys_to_read_changes_nothing() {
+    let sandbox = Sandbox::new();
+    let server = start(&sandbox, &demo_model(), &[]);
+    for _ in 0..3 {
+        server.send_signal(libc::SIGHUP);
+        assert_eq!(server.whole(COMPLETIONS, &body(2)).tokens, 2);
+    }
+    assert_eq!(server.stop().0, 0);
+}
+
+#[test]
+fn a_server_whose_lines_nobody_reads_any_more_goes_on() {
+    let sandbox = Sandbox::new();
+    let mut command = serve(&sandbox, &demo_model()).args(["--port", "0"]).into_command();
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let serving = lines.find_map(|line| Some(line.unwrap().split_once(" at http://")?.1.to_owned())).unwrap();
+    let (address, _) = serving.split_once("/v1").unwrap();
+    drop((lines, child.stderr.take()));
+    for _ in 0..3 {
+        let response = Connection::open(address).post(COMPLETIONS, &body(2));
+        assert_eq!(response.head.status, 200, "{response:?}");
+    }
+    // SAFETY: the child is not yet waited for, so its number is its own.
+    unsafe { libc::kill(i32::try_from(child.id()).unwrap(), libc::SIGTERM) };
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_port_can_be_served_at_again_right_after_its_server_has_ended() {
+    let sandbox = Sandbox::new();
+    let first = start(&sandbox, &demo_model(), &[]);
+    let port = first.address().rsplit_once(':').unwrap().1.to_owned();
+    // The server closes this connection, so that its port stays known to the system for a while.
+    let mut kept = first.connect();
+    assert_eq!(kept.get("/health").head.status, 200);
+    assert_eq!(first.stop().0, 0);
+    assert!(kept.is_closed());
+    let command = serve(&sandbox, &demo_model()).args(["--port", &port]);
+    let again = Server::start_as_given(command).unwrap_or_else(|said| panic!("{said}"));
+    assert_eq!(again.address(), format!("127.0.0.1:{port}"));
+    assert_eq!(again.whole(COMPLETIONS, &body(2)).tokens, 2);
+}
+
+#[test]
+fn names_and_addresses_of_the_newer_kind_are_listened_at_and_written_as_they_are_used() {
+    let sandbox = Sandbox::new();
+    let named = start(&sandbox, &demo_model(), &["--host", "localhost"]);
+    assert_eq!(named.whole(COMPLETIONS, &body(2)).tokens, 2);
+    if TcpListener::bind("[::1]:0").is_err() {
+        return;
+    }
+    let newer = start(&sandbox, &demo_model(), &["--host", "::1"]);
+    assert!(newer.address().starts_with("[::1]:"), "{}", newer.address());
+    assert_eq!(newer.whole(COMPLETIONS, &body(2)).tokens, 2);
 }
 
 #[test]

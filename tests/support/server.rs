@@ -57,8 +57,13 @@ impl Server {
     /// Starts `serve ...` and waits for its line `serving NAME at http://...`. A server that ends before is an error
     /// with all that it said.
     pub(crate) fn start(invocation: Invocation) -> Result<Server, String> {
+        Server::start_as_given(invocation.args(["--port", "0"]))
+    }
+
+    /// As [`Server::start`], at the port that the command names.
+    pub(crate) fn start_as_given(invocation: Invocation) -> Result<Server, String> {
         let mut command = invocation.into_command();
-        command.args(["--port", "0"]).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().expect("the program starts");
         let said = Arc::new(Said::default());
         let (sender, lines) = channel();
