@@ -11,6 +11,9 @@ use serde_json::{Map, Value, json};
 
 use crate::engine::{FailureKind, SubmitError};
 
+/// Characters of a message at most.
+const MESSAGE_MAX: usize = 1000;
+
 /// An answer that is not a reply.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ApiError {
@@ -214,7 +217,13 @@ impl ApiError {
     }
 
     fn new(status: StatusCode, message: impl Into<String>, kind: Kind) -> Self {
-        ApiError { status, message: message.into(), kind, headers: Vec::new() }
+        let mut message = message.into();
+        // What a client sent may be quoted in it, and goes back to the client and into the log.
+        if let Some((end, _)) = message.char_indices().nth(MESSAGE_MAX) {
+            message.truncate(end);
+            message.push_str(" ...");
+        }
+        ApiError { status, message, kind, headers: Vec::new() }
     }
 
     fn with_header(mut self, name: HeaderName, value: &'static str) -> Self {
@@ -239,6 +248,13 @@ mod tests {
     fn a_refusal_has_message_and_type_alone() {
         let body = ApiError::bad_request("n must be 1").body();
         assert_eq!(body, json!({"error": {"message": "n must be 1", "type": "invalid_request_error"}}));
+    }
+
+    #[test]
+    fn a_message_is_bounded_whatever_it_quotes() {
+        let message = ApiError::bad_request("ä".repeat(5000)).message;
+        assert_eq!(message.chars().count(), MESSAGE_MAX + 4);
+        assert!(message.ends_with("ä ..."));
     }
 
     #[test]

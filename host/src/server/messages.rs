@@ -49,13 +49,20 @@ pub(super) fn later_systems_as_users(messages: &[Value]) -> Option<Vec<Value>> {
     Some(messages.iter().enumerate().map(rewrite).collect())
 }
 
-/// Whether a rendered prompt holds the text of every system message but a first one.
+/// Whether a rendered prompt holds the text of every system message but a first one, in their order. Reads the prompt
+/// once, however many messages there are.
 pub(super) fn later_systems_are_in(messages: &[Value], prompt: &str) -> bool {
-    messages
-        .iter()
-        .skip(1)
-        .filter(|message| message["role"] == "system")
-        .all(|message| prompt.contains(text_of(message).trim()))
+    let mut rest = prompt;
+    messages.iter().skip(1).filter(|message| message["role"] == "system").all(|message| {
+        let text = text_of(message).trim();
+        match rest.find(text) {
+            Some(at) => {
+                rest = &rest[at + text.len()..];
+                true
+            }
+            None => false,
+        }
+    })
 }
 
 fn text_of(message: &Value) -> &str {
@@ -215,6 +222,8 @@ mod tests {
         assert_eq!(rewritten[2], json!({"role": "user", "content": "d"}));
         assert_eq!(later_systems_as_users(&read[..2]), None);
         assert!(later_systems_are_in(&read, "a b c d") && !later_systems_are_in(&read, "a b c"));
+        let twice = [read.clone(), read[2..].to_vec()].concat();
+        assert!(later_systems_are_in(&twice, "a b c d d") && !later_systems_are_in(&twice, "a b c d"));
     }
 
     #[test]

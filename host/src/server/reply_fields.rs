@@ -124,8 +124,19 @@ fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
     if stop.iter().any(String::is_empty) {
         return Err(ApiError::bad_request("stop must not hold an empty string: it would match everywhere"));
     }
+    let bytes: usize = stop.iter().map(String::len).sum();
+    if stop.len() > STOPS_MAX || bytes > STOP_BYTES_MAX {
+        return Err(ApiError::bad_request(format!(
+            "stop holds {} strings of {bytes} bytes together; at most {STOPS_MAX} of {STOP_BYTES_MAX} bytes are taken",
+            stop.len()
+        )));
+    }
     Ok(stop)
 }
+
+/// Stop strings are looked for at each token, on the thread that serves every reply.
+const STOPS_MAX: usize = 1024;
+const STOP_BYTES_MAX: usize = 64 << 10;
 
 /// A value that asks for nothing.
 type IsNeutral = fn(&Value) -> bool;
@@ -304,6 +315,18 @@ mod tests {
         for wrong in [json!(""), json!(["a", ""]), json!([1]), json!(7), json!({})] {
             assert!(read(json!({ "stop": wrong })).unwrap_err().starts_with("stop must"));
         }
+    }
+
+    #[test]
+    fn stop_strings_are_bounded_in_number_and_length() {
+        assert_eq!(read(json!({ "stop": vec!["x"; STOPS_MAX] })).unwrap().stop.len(), STOPS_MAX);
+        let many = read(json!({ "stop": vec!["x"; STOPS_MAX + 1] })).unwrap_err();
+        assert_eq!(
+            many,
+            "stop holds 1025 strings of 1025 bytes together; at most 1024 of 65536 bytes are taken"
+        );
+        assert!(read(json!({ "stop": "x".repeat(STOP_BYTES_MAX) })).is_ok());
+        assert!(read(json!({ "stop": "x".repeat(STOP_BYTES_MAX + 1) })).is_err());
     }
 
     #[test]
