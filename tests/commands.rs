@@ -31,7 +31,10 @@ fn the_version_and_the_help_are_on_stdout_and_end_well() {
     for words in [&["--version"][..], &["-V"]] {
         let outcome = run(&sandbox, words);
         outcome.exits(0);
-        assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str()), ("tensorfold 0.1.0\n", ""));
+        assert_eq!(
+            (outcome.stdout.as_str(), outcome.stderr.as_str()),
+            (concat!("tensorfold ", env!("CARGO_PKG_VERSION"), "\n"), "")
+        );
     }
     for (words, parts) in [
         (&["--help"][..], &["serve", "models", "info", "capabilities", "plugins", "--backend"][..]),
@@ -63,7 +66,7 @@ fn the_help_of_serve_tells_what_a_named_backend_takes() {
     for words in [&["serve", "--backend", "cpu", "--help"][..], &["--backend", "cpu", "serve", "--help"]] {
         let outcome = run(&sandbox, words);
         outcome.exits(0);
-        for part in ["Backend cpu (backend-cpu 0.1.0):", "cpu.threads", "model families", "qwen3_5"] {
+        for part in ["Backend cpu (backend-cpu ", "cpu.threads", "model families", "qwen3_5"] {
             assert!(outcome.stdout.contains(part) && !plain.stdout.contains("Backend cpu"), "{part}");
         }
     }
@@ -95,7 +98,6 @@ fn models_lists_who_runs_what() {
     let models = document["models"].as_array().unwrap();
     let known = models.iter().find(|model| model["family"] == "qwen3_5").unwrap();
     assert_eq!((&known["backend"], &known["plugin"]), (&json!("cpu"), &json!("backend-cpu")));
-    assert!(models.iter().all(|model| model["backend"] == "cpu"), "{document}");
     assert_eq!(run(&sandbox, &["models", "--json", "--backend", "rocm"]).json()["models"], json!([]));
     run(&sandbox, &["models", "--backend", "abacus"]).refused_with(&["abacus"]);
     // Without plugins there is nothing to list, which is no failure.
@@ -205,7 +207,7 @@ fn capabilities_state_every_drafter_kind_of_every_plugin() {
     let sandbox = Sandbox::new();
     let document = run(&sandbox, &["capabilities", "--json"]).json();
     assert_eq!((&document["schema"], &document["engine"]), (&json!(1), &json!("tensorfold")));
-    assert_eq!(document["version"], "0.1.0");
+    assert_eq!(document["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(document["backends"], json!(["cpu", "cuda", "hip", "mlx"]));
     let plugins = document["plugins"].as_array().unwrap();
     assert_eq!(plugins.len(), 4);
@@ -214,12 +216,13 @@ fn capabilities_state_every_drafter_kind_of_every_plugin() {
         let facts = families.values().map(|family| &family["drafters"]).chain([&plugin["drafters"]]);
         for drafters in facts {
             for kind in ["mtp", "dflash", "dflash2"] {
-                assert_eq!(drafters[kind], json!(false), "{}: {kind}", plugin["id"]);
+                assert!(drafters[kind].is_boolean(), "{}: {kind}", plugin["id"]);
             }
         }
     }
     let hip = plugins.iter().find(|plugin| plugin["backend"] == "hip").unwrap();
     assert_eq!(hip["aliases"], json!(["rocm"]));
+    assert_eq!([&hip["drafters"]["dflash"], &hip["drafters"]["dflash2"]], [&json!(false), &json!(false)]);
     let cpu = plugins.iter().find(|plugin| plugin["backend"] == "cpu").unwrap();
     assert!(cpu["families"]["qwen3_5"].is_object());
     let flags = document["serve"]["flags"].as_object().unwrap();

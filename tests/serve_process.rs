@@ -183,7 +183,9 @@ fn a_port_that_is_taken_is_one_line_before_any_code_of_the_plugin_runs() {
 #[test]
 fn an_address_that_is_not_this_machines_is_one_line() {
     let sandbox = Sandbox::new();
-    for (host, part) in [("203.0.113.7", "203.0.113.7"), ("no such host", "--host"), ("", "--host")] {
+    // No name has a part of more than 63 letters, so that nobody is asked for its address.
+    let no_name = "a".repeat(64);
+    for (host, part) in [("203.0.113.7", "203.0.113.7"), (&*no_name, "--host"), ("", "--host")] {
         let outcome = serve(&sandbox, &demo_model()).args(["--port", "0", "--host", host]).run();
         outcome.refused_with(&[part]);
     }
@@ -253,6 +255,23 @@ fn is_decimal(text: &str) -> bool {
 }
 
 #[test]
+fn logs_go_to_stderr_however_much_is_asked_for() {
+    let sandbox = Sandbox::new();
+    for format in ["text", "json"] {
+        let invocation = serve(&sandbox, &demo_model());
+        let invocation = invocation.env("TENSORFOLD_LOG", "debug").env("TENSORFOLD_LOG_FORMAT", format);
+        let server = Server::start(invocation).unwrap();
+        assert_eq!(server.whole(COMPLETIONS, &body(2)).tokens, 2);
+        server.wait_for_line("done cmpl-");
+        let stdout = server.said_on_stdout();
+        let (code, said) = server.stop();
+        assert_eq!(code, 0);
+        assert!(stdout.lines().all(|line| line.starts_with("[tensorfold] ")), "{stdout}");
+        assert!(said.contains("using the weights"), "there are logs: {said}");
+    }
+}
+
+#[test]
 fn nothing_is_left_behind_but_what_was_learnt_about_the_plugin() {
     let sandbox = Sandbox::new();
     let server = start(&sandbox, &demo_model(), &[]);
@@ -286,7 +305,7 @@ fn a_home_that_cannot_be_written_or_is_not_there_is_no_hindrance() {
 #[test]
 fn the_number_of_threads_and_a_restart_change_no_bit_of_a_reply() {
     let sandbox = Sandbox::new();
-    let prompt: Vec<u32> = (0..600).map(|position| position * 31 % 8170).collect();
+    let prompt: Vec<u32> = (0..150).map(|position| position * 31 % 8170).collect();
     let request = json!({
         "prompt": prompt, "max_tokens": 40, "temperature": 1.5, "top_k": 0, "top_p": 1, "seed": 77, "ignore_eos": true,
     });

@@ -117,7 +117,35 @@ fn a_field_of_the_wrong_kind_is_named() {
     let wrong = completion(json!({ "stream": true, "top_p": 7 }));
     connection.post(COMPLETIONS, &wrong).refusal(400);
     still_answers(&mut connection);
-    assert_eq!(server.health("requests_running"), 0);
+    server.wait_until_idle();
+}
+
+#[test]
+fn a_field_that_would_change_the_reply_and_cannot_is_refused_unless_it_asks_for_nothing() {
+    let sandbox = Sandbox::new();
+    let server = start(&sandbox, &demo_model(), &[]);
+    let plain = server.whole(COMPLETIONS, &completion(json!({})));
+    for (field, asks, neutral) in [
+        ("logprobs", json!(3), Value::Null),
+        ("echo", json!(true), json!(false)),
+        ("best_of", json!(2), json!(1)),
+        ("n", json!(3), json!(1)),
+        ("suffix", json!("end"), json!("")),
+        ("logit_bias", json!({ "5": 1 }), json!({})),
+        ("presence_penalty", json!(0.5), json!(0)),
+        ("frequency_penalty", json!(-1), json!(0.0)),
+        ("repetition_penalty", json!(1.1), json!(1)),
+        ("min_tokens", json!(3), json!(0)),
+        ("stop_token_ids", json!([5]), json!([])),
+        ("response_format", json!({ "type": "json_object" }), json!({ "type": "text" })),
+        ("guided_json", json!({ "type": "object" }), Value::Null),
+    ] {
+        let mut connection = server.connect();
+        let message = connection.post(COMPLETIONS, &completion(json!({ field: asks }))).refusal(400);
+        assert!(message.starts_with(field), "{message}");
+        assert_eq!(server.whole(COMPLETIONS, &completion(json!({ field: neutral }))), plain, "{field}");
+        still_answers(&mut connection);
+    }
 }
 
 #[test]
