@@ -273,6 +273,7 @@ fn explain(error: &clap::Error, words: &[OsString]) -> Result<Invocation, Usage>
         ErrorKind::TooManyValues => format!("argument {flag}: ignored explicit argument '{value}'"),
         ErrorKind::InvalidValue if value.is_empty() => format!("argument {flag}: expected one argument"),
         ErrorKind::InvalidValue => format!("argument {flag}: invalid choice: '{value}'"),
+        ErrorKind::ValueValidation => format!("argument {flag}: invalid value: '{value}'"),
         ErrorKind::MissingRequiredArgument => format!("the following arguments are required: {argument}"),
         ErrorKind::InvalidUtf8 => "an argument is not valid UTF-8".to_owned(),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {

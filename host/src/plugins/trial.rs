@@ -84,6 +84,19 @@ pub fn try_plugin(
     Ok(Trial::Ran(Box::new(tried)))
 }
 
+/// How the last trial of a plugin ended, and when, in seconds since 1970. Hashes nothing, as [`recall`].
+pub fn last_verdict(
+    catalog: &Catalog,
+    index: usize,
+    image: &Image,
+    verdicts: &Verdicts,
+) -> Option<(Verdict, u64)> {
+    let library = catalog.plugins()[index].library.clone()?;
+    let sha256 = verdicts.known_digest(&library, image.identity)?;
+    let (verdict, since) = verdicts.get(&key(catalog, &library, image, sha256))?;
+    Some((verdict.clone(), since))
+}
+
 /// Puts a plugin that crashed or hung before into quarantine. Hashes nothing: a library whose digest is not in the
 /// cache was not tried.
 pub fn recall(catalog: &mut Catalog, index: usize, image: &Image, verdicts: &Verdicts) {
@@ -168,6 +181,8 @@ mod tests {
         assert!(catalog.refusal(0).unwrap().to_string().contains("--retry"));
         let (mut catalog, image) = again(root.path());
         let verdicts = Verdicts::read(&catalog.environment);
+        let (verdict, since) = last_verdict(&catalog, 0, &image, &verdicts).unwrap();
+        assert!(matches!(verdict, Verdict::Crashed { .. }) && since > 0);
         recall(&mut catalog, 0, &image, &verdicts);
         assert_eq!(catalog.plugins()[0].life.state(), State::Quarantined);
         let (mut catalog, image) = again(root.path());

@@ -88,7 +88,8 @@ pub enum Verb {
         #[arg(long)]
         no_probe: bool,
         /// Seconds that the child may take.
-        #[arg(long, value_name = "SECONDS", default_value_t = probe::PROBE_LIMIT.as_secs())]
+        #[arg(long, value_name = "SECONDS", default_value_t = probe::PROBE_LIMIT.as_secs(),
+              value_parser = clap::value_parser!(u64).range(1..=86_400), allow_negative_numbers = true)]
         limit: u64,
         /// Print a JSON document.
         #[arg(long)]

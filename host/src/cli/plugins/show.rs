@@ -9,8 +9,10 @@ use tensorfold_plugin_api::vocabulary::DrafterKind;
 use super::{Output, describe, find};
 use crate::plugins::catalog::Catalog;
 use crate::plugins::inspect::Inspection;
-use crate::plugins::lifecycle::show_path;
+use crate::plugins::lifecycle::{one_line, show_path};
 use crate::plugins::lock;
+use crate::plugins::trial;
+use crate::plugins::verdicts::{Verdict, Verdicts};
 
 pub(super) fn run(
     catalog: &mut Catalog,
@@ -23,6 +25,11 @@ pub(super) fn run(
         Err(message) => return output.fail(message),
     };
     let inspection = catalog.inspect(index);
+    let verdicts = Verdicts::read(&catalog.environment);
+    let verdict = inspection.image.as_ref().and_then(|image| {
+        trial::recall(catalog, index, image, &verdicts);
+        trial::last_verdict(catalog, index, image, &verdicts)
+    });
     let plugin = &catalog.plugins()[index];
     let digest = plugin.library.as_deref().and_then(|library| lock::digest_file(library).ok());
     let mut document = json!({
@@ -30,6 +37,7 @@ pub(super) fn run(
         "plugin": describe::plugin(plugin),
         "library_sha256": digest,
         "abi": abi(&inspection),
+        "verdict": verdict.as_ref().map(|(verdict, since)| json!({"ended": verdict, "unix_seconds": since})),
     });
     let Some(manifest) = &plugin.manifest else {
         if as_json {
@@ -70,6 +78,7 @@ pub(super) fn run(
         ("rank", format!("{} ({})", plugin.rank.as_str(), plugin.origin)),
         ("abi", abi_line),
         ("interfaces", join(manifest.abi.interfaces.iter().cloned().collect())),
+        ("last trial", verdict_line(verdict.as_ref().map(|(verdict, _)| verdict))),
     ];
     lines.extend(manifest.devices.iter().map(|device| {
         let archs: Vec<String> = device.archs.iter().cloned().collect();
@@ -112,6 +121,22 @@ pub(super) fn run(
     write_facts(output, &lines)?;
     write_findings(output, plugin)?;
     Ok(0)
+}
+
+/// How the last trial in a child process ended.
+fn verdict_line(verdict: Option<&Verdict>) -> String {
+    match verdict {
+        None => "none that still holds".to_owned(),
+        Some(Verdict::Answered { report }) => {
+            let errors = report.findings.iter().filter(|finding| finding.error);
+            let errors: Vec<String> = errors.map(|finding| one_line(&finding.what)).collect();
+            match errors.is_empty() {
+                true => format!("well, with {} devices", report.devices.len()),
+                false => format!("refused: {}", errors.join("; ")),
+            }
+        }
+        Some(Verdict::Crashed { what } | Verdict::TimedOut { what, .. }) => one_line(what),
+    }
 }
 
 /// The kinds that are always stated, true or false.

@@ -96,6 +96,7 @@ fn show_states_every_drafter_kind_and_refuses_an_unknown_name() {
     assert_eq!(document["drafters"]["dflash2"], false);
     assert_eq!(document["abi"]["tested"], true);
     assert_eq!(document["library_sha256"].as_str().unwrap().len(), 64);
+    assert_eq!(document["verdict"], Value::Null, "it was never tried");
     let ran = run_at(root.path(), &["show", "nobody"]);
     assert_eq!(ran.status, 1);
     assert!(ran.err.starts_with("tensorfold: ") && ran.err.contains("one"), "{}", ran.err);
