@@ -189,6 +189,12 @@ fn run_verb(
         Ok(catalog) => catalog,
         Err(error) => return output.fail(error),
     };
+    // What was skipped and why; `list` has them in what it prints, and the child's parent has said them.
+    if !matches!(command.verb, Verb::List { .. } | Verb::ProbeChild { .. }) {
+        for note in catalog.notes() {
+            writeln!(output.err, "[tensorfold] {note}")?;
+        }
+    }
     match command.verb {
         Verb::List { all, json } => list::run(&mut catalog, all, json, output),
         Verb::Show { id, json } => show::run(&mut catalog, &id, json, output),

@@ -83,6 +83,19 @@ fn an_empty_list_says_where_was_looked() {
 }
 
 #[test]
+fn a_folder_that_was_skipped_is_named_by_every_verb_that_then_finds_nothing() {
+    use std::os::unix::fs::PermissionsExt;
+    let (root, folder) = installed(&["backend-one"]);
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+    for words in [&["show", "one"][..], &["check", "one"], &["why", "--backend", "one"]] {
+        let ran = run_at(root.path(), words);
+        assert_eq!(ran.status, 1, "{words:?}");
+        let skipped = format!("[tensorfold] skipped: {}", folder.display());
+        assert!(ran.err.contains(&skipped), "{words:?}: {}", ran.err);
+    }
+}
+
+#[test]
 fn show_states_every_drafter_kind_and_refuses_an_unknown_name() {
     let (root, _) = installed(&["backend-one"]);
     for name in ["backend-one", "one"] {
