@@ -13,7 +13,7 @@ use support::http::Connection;
 use support::replies::{CHAT, COMPLETIONS, Reply, serve, start, wait_until};
 use support::server::Server;
 use support::trace::traced;
-use support::{Sandbox, built_with_the_workspace, demo_model};
+use support::{Invocation, Sandbox, built_with_the_workspace, demo_model};
 
 /// Two seconds for open connections and some for a busy machine.
 const IN_TIME: Duration = Duration::from_secs(10);
@@ -345,6 +345,46 @@ fn options_that_the_plugin_does_not_have_are_refused_before_its_code_runs() {
         outcome.exits(2);
         assert!(outcome.stderr.contains("argument --opt: "), "{}", outcome.stderr);
     }
+}
+
+/// A checkpoint in the form in which Hugging Face's tools keep it, with links to the files.
+fn cached(cache: &Path, repository: &str, model: &Path) {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let folder = cache.join(format!("models--{}", repository.replace('/', "--")));
+    let snapshot = folder.join("snapshots").join(COMMIT);
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::create_dir_all(folder.join("refs")).unwrap();
+    std::fs::write(folder.join("refs/main"), COMMIT).unwrap();
+    std::fs::create_dir_all(folder.join("blobs")).unwrap();
+    for (number, file) in std::fs::read_dir(model).unwrap().enumerate() {
+        let file = file.unwrap();
+        let blob = format!("{number:064x}");
+        std::fs::copy(file.path(), folder.join("blobs").join(&blob)).unwrap();
+        let link = snapshot.join(file.file_name());
+        std::os::unix::fs::symlink(format!("../../blobs/{blob}"), link).unwrap();
+    }
+}
+
+#[test]
+fn a_model_is_served_by_the_name_of_its_repository_by_its_folder_and_from_home() {
+    let sandbox = Sandbox::new();
+    let cache = sandbox.folder("hub");
+    cached(&cache, "somebody/small-one", &demo_model());
+    let named = |invocation: Invocation| {
+        let server = Server::start(invocation).unwrap_or_else(|said| panic!("{said}"));
+        let name = server.get("/v1/models").json()["data"][0]["id"].as_str().unwrap().to_owned();
+        (name, server.whole(COMPLETIONS, &body(3)))
+    };
+    let folder = named(serve(&sandbox, &demo_model()));
+    let repository = named(serve(&sandbox, Path::new("somebody/small-one")).env("HF_HUB_CACHE", &cache));
+    assert_eq!(repository, ("small-one".to_owned(), folder.1.clone()));
+    // A shell expands the sign of home; a quoted one comes through.
+    std::os::unix::fs::symlink(demo_model(), sandbox.home().join("mine")).unwrap();
+    assert_eq!(named(serve(&sandbox, Path::new("~/mine"))).1, folder.1);
+    let inside = serve(&sandbox, Path::new(".")).in_folder(&demo_model());
+    assert_eq!(named(inside), folder);
+    let missing = serve(&sandbox, Path::new("somebody/other")).env("HF_HUB_CACHE", &cache).run();
+    missing.refused_with(&["somebody/other is not in the Hugging Face cache", "hf download somebody/other"]);
 }
 
 #[test]
