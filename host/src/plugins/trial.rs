@@ -121,7 +121,7 @@ fn quarantine(verdicts: &Verdicts, key: &Key, name: &str) -> Option<Finding> {
     let (verdict, since) = verdicts.get(key)?;
     let what = verdict.quarantine()?;
     let finding = Finding::error(Code::Quarantined, format!("it failed before: {what}"))
-        .found(format!("at {since} seconds since 1970"))
+        .found(ago(since))
         .fix(format!("try it again with `tensorfold plugins check {name} --retry`"));
     Some(finding)
 }
@@ -142,10 +142,31 @@ fn key(catalog: &Catalog, library: &Path, image: &Image, sha256: String) -> Key 
     }
 }
 
+/// How long ago a moment was, given in seconds since 1970.
+fn ago(since: u64) -> String {
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    match now.saturating_sub(since) {
+        0..60 => "less than a minute ago".to_owned(),
+        seconds @ 60..3600 => format!("{} minutes ago", seconds / 60),
+        seconds @ 3600..86_400 => format!("{} hours ago", seconds / 3600),
+        seconds => format!("{} days ago", seconds / 86_400),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::catalog::tests::{find, installed};
     use super::*;
+
+    #[test]
+    fn moments_are_told_as_people_tell_them() {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+        assert_eq!(ago(now + 5), "less than a minute ago");
+        assert_eq!(ago(now - 121), "2 minutes ago");
+        assert_eq!(ago(now - 7300), "2 hours ago");
+        assert_eq!(ago(now - 3 * 86_400 - 60), "3 days ago");
+    }
 
     /// A catalog whose child is this shell script instead of the program.
     fn with_child(script: &str) -> (tempfile::TempDir, Catalog, Image) {

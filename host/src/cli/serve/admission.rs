@@ -110,7 +110,13 @@ fn judge(
         return Err(Failure::from_finding(finding));
     }
     let all = Facts { model: Some(&facts), ..Facts::of_host(&host) };
-    let admission = admit::admit(&subject(&all)).map_err(Failure::from_refusal)?;
+    let admission = admit::admit(&subject(&all)).map_err(|refusal| {
+        let mut failure = Failure::from_refusal(refusal);
+        if named_backend(flags).is_none() {
+            failure.message.push_str(&ways_out(&catalog, index, flags, &all));
+        }
+        failure
+    })?;
     lines.extend(drafter_line(flags, &manifest, &host));
     lines.extend(admission.warnings.iter().map(ToString::to_string));
     if admission.context_cut {
@@ -133,6 +139,27 @@ fn judge(
         fallback,
         manifest,
     })
+}
+
+/// What a user whose plugin was chosen by `auto` can name instead: the model never decides which
+/// plugin `auto` takes, so the one that it took may be unable to run it.
+fn ways_out(catalog: &Catalog, taken: usize, flags: &GivenFlags, facts: &Facts<'_>) -> String {
+    let others: Vec<String> = catalog
+        .plugins()
+        .iter()
+        .enumerate()
+        .filter(|(index, plugin)| *index != taken && plugin.is_active())
+        .filter_map(|(_, plugin)| Some((plugin, plugin.manifest.as_ref()?)))
+        .filter(|(plugin, manifest)| {
+            admit::admit(&Subject { manifest, path: plugin.library.as_deref(), flags, facts }).is_ok()
+        })
+        .map(|(_, manifest)| format!("--backend {}", manifest.plugin.backend))
+        .collect();
+    let backend = catalog.plugins()[taken].manifest.as_ref().map_or("", |taken| &taken.plugin.backend);
+    match others.as_slice() {
+        [] => format!("; --backend auto took {backend}"),
+        others => format!("; --backend auto took {backend}, {} can run this model", others.join(" or ")),
+    }
 }
 
 /// The plugin that serves: the one that was named, or the one that fits the machine. The second value says why it is
@@ -182,5 +209,22 @@ pub(in crate::cli) fn admission_facts(facts: &checkpoint::Facts) -> ModelFacts {
         formats: facts.formats.iter().cloned().collect::<BTreeSet<String>>(),
         context_window: facts.context_window,
         own_head,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_under_auto_names_the_backends_that_would_do() {
+        let (root, _) = crate::plugins::catalog::tests::installed(&["backend-one", "backend-two"]);
+        let catalog = crate::plugins::catalog::tests::find(root.path());
+        let host = HostFacts::of_this_program();
+        let facts = Facts::of_host(&host);
+        let text = ways_out(&catalog, 0, &GivenFlags::new(), &facts);
+        assert_eq!(text, "; --backend auto took one, --backend two can run this model");
+        let ranks = GivenFlags::from_pairs([("--tp", Some("2")), ("--master", Some("h"))]).unwrap();
+        assert_eq!(ways_out(&catalog, 0, &ranks, &facts), "; --backend auto took one");
     }
 }
