@@ -208,7 +208,7 @@ fn read_plugin(
 /// Reads the manifest; on failure the reason is recorded.
 fn read_manifest(plugin: &mut Plugin) -> bool {
     let bytes = if plugin.embedded {
-        embedded_manifest(&plugin.manifest_path)
+        embedded_manifest(&plugin.manifest_path, "name a plugin's library, or its sidecar")
     } else {
         sidecar(&plugin.manifest_path)
     };
@@ -256,12 +256,11 @@ fn sidecar(path: &Path) -> Result<Vec<u8>, Box<Finding>> {
     }
 }
 
-/// The manifest section of a library, read from the file.
+/// The manifest section of a library, read from the file. `fix` says what to name instead of a file that is none.
 ///
 /// # Errors
 /// `not-a-plugin` or `wrong-arch`, with what the file is.
-pub fn embedded_manifest(path: &Path) -> Result<Vec<u8>, Box<Finding>> {
-    let fix = "name a plugin's library, or its sidecar";
+pub fn embedded_manifest(path: &Path, fix: &str) -> Result<Vec<u8>, Box<Finding>> {
     match image::read(path) {
         Ok(image) => image.manifest.ok_or_else(|| {
             let what = format!("the library has no section `{}`", image::MANIFEST_SECTION);

@@ -243,7 +243,7 @@ fn print_paths(
 }
 
 fn print_manifest(library: &Path, json: bool, output: &mut Output<'_>) -> std::io::Result<u8> {
-    let bytes = match discover::embedded_manifest(library) {
+    let bytes = match discover::embedded_manifest(library, "name a plugin's library") {
         Ok(bytes) => bytes,
         Err(finding) => return output.fail(finding),
     };
@@ -286,7 +286,9 @@ fn find(catalog: &Catalog, name: &str) -> Result<usize, String> {
             });
             match (&error, hidden) {
                 (crate::plugins::select::SelectError::Ambiguous { .. }, _) | (_, None) => {
-                    Err(error.to_string())
+                    // The name stood alone here, without the flag that the sentence names.
+                    let sentence = error.to_string();
+                    Err(sentence.strip_prefix("--backend ").unwrap_or(&sentence).to_owned())
                 }
                 (_, Some(index)) => Ok(index),
             }

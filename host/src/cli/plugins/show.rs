@@ -131,7 +131,10 @@ fn verdict_line(verdict: Option<&Verdict>) -> String {
             let errors = report.findings.iter().filter(|finding| finding.error);
             let errors: Vec<String> = errors.map(|finding| one_line(&finding.what)).collect();
             match errors.is_empty() {
-                true => format!("well, with {} devices", report.devices.len()),
+                true => match report.devices.len() {
+                    1 => "well, with 1 device".to_owned(),
+                    devices => format!("well, with {devices} devices"),
+                },
                 false => format!("refused: {}", errors.join("; ")),
             }
         }
