@@ -536,7 +536,7 @@ pub const fn fingerprint(parts: &[&[u8]]) -> [u8; 16] {
 /// The build id is the environment variable `TENSORFOLD_BUILD_ID` at build time, which a
 /// packager may set; without it, a fingerprint of manifest and version.
 ///
-/// ```ignore
+/// ```text
 /// tensorfold_plugin_api::export_plugin! {
 ///     backend: MyBackend,
 ///     manifest: "../tensorfold_plugin.toml",
