@@ -104,14 +104,24 @@ fn tiny_model(name: &str) -> PathBuf {
     workspace().join("tests/goldens").join(name)
 }
 
-#[test]
-fn the_tiny_model_in_bfloat16_continues_as_the_references_do() {
-    continues_as_the_references_do("tiny-qwen3_5");
+macro_rules! continues_as_the_references_do {
+    ($($test:ident: $checkpoint:literal,)*) => {$(
+        #[test]
+        fn $test() {
+            continues_as_the_references_do($checkpoint);
+        }
+    )*};
 }
 
-#[test]
-fn the_tiny_model_in_4_bits_continues_as_the_references_do() {
-    continues_as_the_references_do("tiny-qwen3_5-mlx-4bit");
+continues_as_the_references_do! {
+    llama_in_bfloat16: "tiny-llama",
+    llama_in_4_bits: "tiny-llama-mlx-4bit",
+    qwen2_in_bfloat16: "tiny-qwen2",
+    qwen2_in_4_bits: "tiny-qwen2-mlx-4bit",
+    qwen3_in_bfloat16: "tiny-qwen3",
+    qwen3_in_4_bits: "tiny-qwen3-mlx-4bit",
+    qwen3_5_in_bfloat16: "tiny-qwen3_5",
+    qwen3_5_in_4_bits: "tiny-qwen3_5-mlx-4bit",
 }
 
 /// The server reads prompts in pieces of 512 rows. A reply's tokens, once they are part of the prompt, come to lie in

@@ -28,7 +28,8 @@
 //! | `layers.{i}.ffn.{gate,up,down}` | `[out, in]` | dense SwiGLU |
 //! | `layers.{i}.moe.router` | `[experts, hidden]` | router |
 //! | `layers.{i}.moe.experts.{gate,up,down}` | `[experts, out, in]` | routed experts |
-//! | `layers.{i}.moe.experts.gate_up` | `[experts, 2 * out, in]` | gate rows, then up rows, where the file fuses them |
+//! | `layers.{i}.moe.experts.gate_up` | `[experts, 2 * out, in]` | gate rows, then up rows, where the file fuses them; `down` is as above |
+//! | `layers.{i}.moe.experts.{e}.{gate,up,down}` | `[out, in]` | routed experts, where the file holds them one by one |
 //! | `layers.{i}.moe.shared.{gate,up,down}`, `layers.{i}.moe.shared_gate` | | shared expert |
 //! | `mtp.{embed_norm,hidden_norm,norm}`, `mtp.fc`, `mtp.layers.{i}.…` | | the multi-token prediction head |
 //!

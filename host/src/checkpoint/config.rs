@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::error::CheckpointError;
 use super::folder::Folder;
+use super::foreign;
 
 /// A parsed `config.json`.
 #[derive(Clone, Debug)]
@@ -24,12 +25,26 @@ impl Config {
     /// When it is absent, cannot be read, or is not a JSON object.
     pub(super) fn read(folder: &Folder) -> Result<Config, CheckpointError> {
         let path = folder.join("config.json");
-        let Some(root) = folder.read_json("config.json", Folder::METADATA_LIMIT)? else {
-            let fix =
-                "a checkpoint is a folder with config.json, tokenizer.json and *.safetensors files".into();
+        let Some(text) = folder.read_limited("config.json", Folder::METADATA_LIMIT)? else {
+            let fix = match foreign::advice(&folder.names()?) {
+                Some(advice) => advice,
+                None => {
+                    "a checkpoint is a folder with config.json, tokenizer.json and *.safetensors files".into()
+                }
+            };
             return Err(CheckpointError::Missing { path, fix });
         };
-        Ok(Config { path, root })
+        Config::parse(&path, &text)
+    }
+
+    /// Parses the text of a `config.json`; `path` is for messages.
+    ///
+    /// # Errors
+    /// When it is not a JSON object.
+    pub(super) fn parse(path: &Path, text: &[u8]) -> Result<Config, CheckpointError> {
+        let root = serde_json::from_slice(text)
+            .map_err(|source| CheckpointError::Json { path: path.into(), source })?;
+        Ok(Config { path: path.into(), root })
     }
 
     /// Where it was read from.
@@ -199,7 +214,7 @@ mod tests {
     use super::*;
 
     fn config(text: &str) -> Config {
-        Config { path: "config.json".into(), root: serde_json::from_str(text).unwrap() }
+        Config::parse("config.json".as_ref(), text.as_bytes()).unwrap()
     }
 
     #[test]

@@ -26,8 +26,12 @@ pub(super) struct Expected {
 }
 
 /// All tensors of a model, from the embedding up, the prediction head last.
-pub(super) fn expected_tensors(spec: &ModelSpec) -> Vec<Expected> {
-    let mut list = List { hidden: spec.hidden_size.into(), tensors: Vec::new() };
+///
+/// Experts may lie in one stack, in three, or one by one: `stored` says whether
+/// a tensor of that canonical name is there, and the form of each layer shows
+/// in it.
+pub(super) fn expected_tensors(spec: &ModelSpec, stored: &dyn Fn(&str) -> bool) -> Vec<Expected> {
+    let mut list = List { hidden: spec.hidden_size.into(), stored, tensors: Vec::new() };
     let hidden = list.hidden;
     list.matrix("embed", spec.vocabulary_rows.into(), hidden);
     for (index, layer) in spec.layers.iter().enumerate() {
@@ -49,12 +53,13 @@ pub(super) fn expected_tensors(spec: &ModelSpec) -> Vec<Expected> {
     list.tensors
 }
 
-struct List {
+struct List<'a> {
     hidden: u64,
+    stored: &'a dyn Fn(&str) -> bool,
     tensors: Vec<Expected>,
 }
 
-impl List {
+impl List<'_> {
     fn push(&mut self, name: String, shape: Vec<u64>, kind: Kind) {
         self.tensors.push(Expected { name, shape, kind });
     }
@@ -83,19 +88,33 @@ impl List {
                 shared_intermediate_size,
                 ..
             } => {
-                let (experts, inner) = (u64::from(experts), u64::from(intermediate_size));
-                self.matrix(format!("{name}.moe.router"), experts, hidden);
-                for (part, shape) in [
-                    ("gate", [experts, inner, hidden]),
-                    ("up", [experts, inner, hidden]),
-                    ("down", [experts, hidden, inner]),
-                ] {
-                    self.push(format!("{name}.moe.experts.{part}"), shape.to_vec(), Kind::Matrix);
-                }
+                self.matrix(format!("{name}.moe.router"), experts.into(), hidden);
+                self.experts(&format!("{name}.moe.experts"), experts, intermediate_size.into());
                 if shared_intermediate_size > 0 {
                     self.feed_forward(name, "moe.shared", shared_intermediate_size);
                     self.matrix(format!("{name}.moe.shared_gate"), 1, hidden);
                 }
+            }
+        }
+    }
+
+    fn experts(&mut self, name: &str, experts: u32, inner: u64) {
+        let hidden = self.hidden;
+        let count = u64::from(experts);
+        if (self.stored)(&format!("{name}.gate_up")) {
+            self.push(format!("{name}.gate_up"), vec![count, 2 * inner, hidden], Kind::Matrix);
+            self.push(format!("{name}.down"), vec![count, hidden, inner], Kind::Matrix);
+            return;
+        }
+        let one_by_one = (self.stored)(&format!("{name}.0.gate"));
+        for (part, rows, columns) in [("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)]
+        {
+            if one_by_one {
+                for expert in 0..experts {
+                    self.matrix(format!("{name}.{expert}.{part}"), rows, columns);
+                }
+            } else {
+                self.push(format!("{name}.{part}"), vec![count, rows, columns], Kind::Matrix);
             }
         }
     }

@@ -100,6 +100,7 @@ fn read_weights(
 /// Formats and counts from shapes alone.
 fn from_headers(facts: &mut Facts, config: &Config, shards: &Shards) {
     let table = QuantizationTable::read(config).unwrap_or_default();
+    let head_alone = families::prediction_head_of(config).is_some();
     let (mut formats, mut mtp_formats) = (BTreeSet::new(), BTreeSet::new());
     for (index, file) in shards.files.iter().enumerate() {
         let scales = |module: &str| {
@@ -107,7 +108,7 @@ fn from_headers(facts: &mut Facts, config: &Config, shards: &Shards) {
             file.tensors.iter().find(|tensor| tensor.name == name)
         };
         for tensor in &file.tensors {
-            let in_mtp = index >= shards.first_side_file || tensor.name.contains("mtp.");
+            let in_mtp = head_alone || index >= shards.first_side_file || tensor.name.contains("mtp.");
             facts.mtp |= in_mtp;
             facts.mtp_in_side_file |= index >= shards.first_side_file;
             let elements: u64 = tensor.shape.iter().fold(1, |product, &axis| product.saturating_mul(axis));

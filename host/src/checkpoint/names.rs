@@ -93,8 +93,7 @@ fn mtp_module(module: &str) -> Option<String> {
 
 fn layer_module(module: &str) -> Option<String> {
     let (index, rest) = module.strip_prefix("layers.")?.split_once('.')?;
-    let plain = index == "0" || !index.starts_with('0');
-    if !plain || index.len() > 5 || !index.bytes().all(|byte| byte.is_ascii_digit()) {
+    if !is_index(index) {
         return None;
     }
     let canonical = match rest {
@@ -118,18 +117,54 @@ fn layer_module(module: &str) -> Option<String> {
         "mlp.gate_proj" => "ffn.gate",
         "mlp.up_proj" => "ffn.up",
         "mlp.down_proj" => "ffn.down",
-        _ => return None,
+        "mlp.gate" => "moe.router",
+        "mlp.shared_expert.gate_proj" => "moe.shared.gate",
+        "mlp.shared_expert.up_proj" => "moe.shared.up",
+        "mlp.shared_expert.down_proj" => "moe.shared.down",
+        "mlp.shared_expert_gate" => "moe.shared_gate",
+        // Stacks of all experts: those of Hugging Face's tools, then MLX's.
+        "mlp.experts.gate_up_proj" => "moe.experts.gate_up",
+        "mlp.experts.down_proj" | "mlp.switch_mlp.down_proj" => "moe.experts.down",
+        "mlp.switch_mlp.gate_proj" => "moe.experts.gate",
+        "mlp.switch_mlp.up_proj" => "moe.experts.up",
+        _ => {
+            let (expert, part) = expert_module(rest)?;
+            return Some(format!("layers.{index}.moe.experts.{expert}.{part}"));
+        }
     };
     Some(format!("layers.{index}.{canonical}"))
 }
 
+/// One expert of those that are stored one by one.
+fn expert_module(module: &str) -> Option<(&str, &'static str)> {
+    let (expert, part) = module.strip_prefix("mlp.experts.")?.split_once('.')?;
+    let part = match part {
+        "gate_proj" => "gate",
+        "up_proj" => "up",
+        "down_proj" => "down",
+        _ => return None,
+    };
+    is_index(expert).then_some((expert, part))
+}
+
+/// A number as tools write it: no sign, no leading zero, no more digits than any model has layers or experts.
+fn is_index(text: &str) -> bool {
+    (text == "0" || !text.starts_with('0'))
+        && (1..=5).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::families::qwen3_5;
+    use super::super::families::lookup;
     use super::*;
 
+    fn names() -> &'static NameRules {
+        lookup("qwen3_5_moe").unwrap().names
+    }
+
     fn meaning(stored: &str) -> Meaning {
-        qwen3_5::NAMES.meaning(stored)
+        names().meaning(stored)
     }
 
     fn canonical(name: &str) -> Meaning {
@@ -158,9 +193,52 @@ mod tests {
                 canonical("mtp.layers.0.attention.q")
             );
         }
-        assert_eq!(qwen3_5::NAMES.side_meaning("fc.weight"), canonical("mtp.fc"));
-        assert_eq!(qwen3_5::NAMES.side_meaning("mtp.fc.weight"), canonical("mtp.fc"));
-        assert_eq!(qwen3_5::NAMES.side_meaning("embed_tokens.weight"), Meaning::Unknown);
+        assert_eq!(names().side_meaning("fc.weight"), canonical("mtp.fc"));
+        assert_eq!(names().side_meaning("mtp.fc.weight"), canonical("mtp.fc"));
+        assert_eq!(names().side_meaning("embed_tokens.weight"), Meaning::Unknown);
+    }
+
+    #[test]
+    fn experts_are_known_in_all_forms() {
+        for (stored, wanted) in [
+            ("gate.weight", "router"),
+            ("gate.scales", "router.scales"),
+            ("experts.gate_up_proj", "experts.gate_up"),
+            ("experts.down_proj", "experts.down"),
+            ("switch_mlp.gate_proj.weight", "experts.gate"),
+            ("switch_mlp.up_proj.biases", "experts.up.biases"),
+            ("switch_mlp.down_proj.scales", "experts.down.scales"),
+            ("experts.17.gate_proj.weight", "experts.17.gate"),
+            ("experts.0.down_proj.weight", "experts.0.down"),
+            ("shared_expert.up_proj.weight", "shared.up"),
+            ("shared_expert_gate.weight", "shared_gate"),
+        ] {
+            for (prefix, canonical_prefix) in [("model.", ""), ("mtp.", "mtp.")] {
+                assert_eq!(
+                    meaning(&format!("{prefix}layers.3.mlp.{stored}")),
+                    canonical(&format!("{canonical_prefix}layers.3.moe.{wanted}"))
+                );
+            }
+        }
+        for stored in
+            ["experts.01.gate_proj.weight", "experts.-1.up_proj.weight", "experts.999999.up_proj.weight"]
+        {
+            assert_eq!(meaning(&format!("model.layers.3.mlp.{stored}")), Meaning::Unknown, "{stored}");
+        }
+    }
+
+    #[test]
+    fn dense_families_know_one_prefix_and_no_prediction_head() {
+        let names = lookup("llama").unwrap().names;
+        assert_eq!(
+            names.meaning("model.layers.0.self_attn.q_proj.bias"),
+            canonical("layers.0.attention.q.bias")
+        );
+        assert_eq!(names.meaning("lm_head.scales"), canonical("head.scales"));
+        assert_eq!(names.meaning("model.layers.0.self_attn.rotary_emb.inv_freq"), Meaning::Ignored);
+        for stored in ["language_model.model.norm.weight", "mtp.fc.weight", "model.visual.norm.weight"] {
+            assert_eq!(names.meaning(stored), Meaning::Unknown, "{stored}");
+        }
     }
 
     #[test]

@@ -120,8 +120,8 @@ impl QuantizationTable {
     }
 }
 
-const READABLE: &str =
-    "weights are read as bf16, f16 or f32 and in MLX's affine form; take such a version of the model";
+const READABLE: &str = "weights are read as bf16, f16 or f32 and in MLX's affine form; take such a version of the model, or pack its bf16 \
+     version with tensorfold convert";
 
 fn check_mode(section: &Section<'_>) -> Result<(), CheckpointError> {
     match section.string("mode")? {

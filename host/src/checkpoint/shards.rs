@@ -1,8 +1,9 @@
 //! Which safetensors files make up a checkpoint.
 //!
-//! `model.safetensors.index.json` where there is one, else
-//! `model.safetensors`, else all `model*.safetensors`; and beside them every
-//! `mtp*.safetensors`, where conversions keep the multi-token prediction head.
+//! Those that `model.safetensors.index.json` names where there is one, else
+//! all `model*.safetensors`; and beside them every `mtp*.safetensors`, where
+//! conversions keep the multi-token prediction head. A folder with more weights
+//! than the index knows is of two downloads, and is refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
@@ -11,6 +12,7 @@ use serde::Deserialize;
 
 use super::error::CheckpointError;
 use super::folder::Folder;
+use super::foreign;
 use super::header::TensorFile;
 
 const INDEX: &str = "model.safetensors.index.json";
@@ -94,17 +96,11 @@ fn read_index(folder: &Folder) -> Result<Option<BTreeMap<String, String>>, Check
     Ok(Some(index.weight_map))
 }
 
-/// The weight files of a folder without an index.
+/// The weight files of a folder without an index. A tensor that two of them
+/// hold is refused when tensors are named.
 fn unindexed(folder: &Folder) -> Result<BTreeSet<String>, CheckpointError> {
-    if folder.has("model.safetensors") {
-        return Ok(BTreeSet::from(["model.safetensors".to_owned()]));
-    }
     let all = folder.names()?;
-    let mut names: BTreeSet<String> = all
-        .iter()
-        .filter(|name| name.starts_with("model") && name.ends_with(".safetensors"))
-        .cloned()
-        .collect();
+    let mut names: BTreeSet<String> = all.iter().filter(|name| is_weight_file(name)).cloned().collect();
     // model-00002-of-00005.safetensors says how many files there should be.
     if let Some(count) = names.iter().find_map(|name| shard_count(name)) {
         names.extend((1..=count).map(|shard| format!("model-{shard:05}-of-{count:05}.safetensors")));
@@ -112,15 +108,13 @@ fn unindexed(folder: &Folder) -> Result<BTreeSet<String>, CheckpointError> {
     if !names.is_empty() {
         return Ok(names);
     }
-    const OTHERS: [&str; 5] = [".gguf", ".bin", ".pt", ".pth", ".npz"];
-    let other = all.iter().find(|name| OTHERS.iter().any(|extension| name.ends_with(extension)));
-    let problem = match other {
-        Some(name) => format!(
-            "it holds no model.safetensors; {name} is of a format that is not read: take a safetensors version of the model"
-        ),
-        None => "it holds no model.safetensors; download the checkpoint's weights".into(),
-    };
+    let advice = foreign::advice(&all).unwrap_or_else(|| "download the checkpoint's weights".into());
+    let problem = format!("it holds no model.safetensors; {advice}");
     Err(CheckpointError::Files { path: folder.path().into(), problem })
+}
+
+fn is_weight_file(name: &str) -> bool {
+    name.starts_with("model") && name.ends_with(".safetensors")
 }
 
 fn shard_count(name: &str) -> Option<u32> {
@@ -132,12 +126,14 @@ fn shard_count(name: &str) -> Option<u32> {
     number(shard).and_then(|_| number(count))
 }
 
-/// Every tensor of the index must be in the file that it names.
+/// Every tensor of the index must be in the file that it names, and in no other,
+/// and no weight file may lie beside those that the index names.
 fn check_index(
     folder: &Folder,
     index: &BTreeMap<String, String>,
     files: &[TensorFile],
 ) -> Result<(), CheckpointError> {
+    let fault = |problem: String| CheckpointError::Files { path: folder.join(INDEX), problem };
     let held: BTreeMap<&str, BTreeSet<&str>> = files
         .iter()
         .map(|file| (file.name.as_str(), file.tensors.iter().map(|tensor| tensor.name.as_str()).collect()))
@@ -147,8 +143,28 @@ fn check_index(
             let problem = format!(
                 "it says that {file} holds {tensor}, which it does not; the files are not of one download"
             );
-            return Err(CheckpointError::Files { path: folder.join(INDEX), problem });
+            return Err(fault(problem));
         }
+    }
+    for file in files {
+        let elsewhere = file.tensors.iter().find_map(|tensor| {
+            index.get(&tensor.name).filter(|&named| *named != file.name).map(|named| (&tensor.name, named))
+        });
+        if let Some((tensor, named)) = elsewhere {
+            return Err(fault(format!(
+                "it says that {named} holds {tensor}, which {} holds as well",
+                file.name
+            )));
+        }
+    }
+    let known: BTreeSet<&str> = files.iter().map(|file| file.name.as_str()).collect();
+    if let Some(other) =
+        folder.names()?.iter().find(|name| is_weight_file(name) && !known.contains(name.as_str()))
+    {
+        let problem = format!(
+            "it does not name {other}, which lies beside it; take one of them away, for only one set of weights can be meant"
+        );
+        return Err(fault(problem));
     }
     Ok(())
 }
@@ -193,7 +209,7 @@ mod tests {
             (INDEX, index(&[("a", "model-1.safetensors"), ("b", "model-2.safetensors")])),
             ("model-1.safetensors", tensor_file(&["a"])),
             ("model-2.safetensors", tensor_file(&["b"])),
-            ("model-3.safetensors", tensor_file(&["c"])),
+            ("tokens.safetensors", tensor_file(&["c"])),
             ("mtp-4bit.safetensors", tensor_file(&["d"])),
         ])
         .unwrap();
@@ -229,9 +245,40 @@ mod tests {
     }
 
     #[test]
+    fn an_index_that_does_not_tell_everything_is_refused() {
+        let map = || index(&[("a", "model-1.safetensors"), ("b", "model-2.safetensors")]);
+        let two =
+            [("model-1.safetensors", tensor_file(&["a"])), ("model-2.safetensors", tensor_file(&["b"]))];
+        let with = |more: (&'static str, Vec<u8>)| {
+            open(&[&[(INDEX, map())][..], &two, &[more]].concat()).unwrap_err().to_string()
+        };
+        let beside = with(("model.safetensors", tensor_file(&["a", "b"])));
+        assert!(beside.contains("does not name model.safetensors, which lies beside it"), "{beside}");
+        let twice = with(("model-2.safetensors", tensor_file(&["b", "a"])));
+        assert!(
+            twice.contains("model-1.safetensors holds a, which model-2.safetensors holds as well"),
+            "{twice}"
+        );
+    }
+
+    #[test]
+    fn without_an_index_all_weight_files_count() {
+        let shards = open(&[
+            ("model.safetensors", tensor_file(&["a"])),
+            ("model-extra.safetensors", tensor_file(&["b"])),
+            ("other.safetensors", tensor_file(&["c"])),
+        ])
+        .unwrap();
+        let names: Vec<_> = shards.files.iter().map(|file| file.name.as_str()).collect();
+        assert_eq!(names, ["model-extra.safetensors", "model.safetensors"]);
+    }
+
+    #[test]
     fn other_formats_are_named() {
         let error = open(&[("model.gguf", vec![])]).unwrap_err().to_string();
-        assert!(error.contains("model.gguf is of a format that is not read"), "{error}");
+        assert!(error.contains("tensorfold convert model.gguf OUTPUT"), "{error}");
+        let error = open(&[("pytorch_model.bin", vec![])]).unwrap_err().to_string();
+        assert!(error.contains("pytorch_model.bin holds weights as PyTorch"), "{error}");
         assert!(open(&[]).unwrap_err().to_string().contains("download the checkpoint's weights"));
     }
 }

@@ -157,6 +157,7 @@ pub(super) fn match_tensors(
     named: NamedTensors<'_>,
     table: &QuantizationTable,
 ) -> Result<Vec<Tensor>, TensorFaults> {
+    let expected = expected_tensors(spec, &|name| named.contains(name));
     let mut matching = Matching {
         left: named.tensors,
         table,
@@ -165,8 +166,8 @@ pub(super) fn match_tensors(
         formats: BTreeSet::new(),
         mtp_formats: BTreeSet::new(),
     };
-    for expected in expected_tensors(spec) {
-        matching.take(&expected);
+    for expected in &expected {
+        matching.take(expected);
     }
     let Matching { left, found, mut faults, formats, mtp_formats, .. } = matching;
     faults.unexpected.extend(left.into_values().map(|(_, tensor)| tensor.name.clone()));
@@ -218,6 +219,10 @@ impl<'a> Matching<'a> {
                     self.faults.missing.push(format!("{name}.scales"));
                 }
                 None => {
+                    if let Some(Declared::Packed(packing)) = self.table.module(module_of(stored)) {
+                        let problem = format!("is not packed, but config.json says {}", packing.format());
+                        return self.malformed(stored, problem);
+                    }
                     if let Some(element) = self.plain(name, &expected.shape, &expected.shape, file, stored) {
                         self.format(name, element.format().into());
                     }
@@ -288,8 +293,7 @@ impl<'a> Matching<'a> {
                 ),
             );
         };
-        let module = codes.name.strip_suffix(".weight").unwrap_or(&codes.name);
-        match self.table.module(module) {
+        match self.table.module(module_of(codes)) {
             Some(Declared::Plain) => {
                 return self.malformed(codes, "is packed, but config.json says that it is not".into());
             }
@@ -339,6 +343,11 @@ impl<'a> Matching<'a> {
         let (offset, length) = (stored.offset, stored.length);
         self.found.push(Tensor { name, element, shape, packing, file, offset, length });
     }
+}
+
+/// The path of a matrix's module, as the table of packings spells it.
+fn module_of(stored: &StoredTensor) -> &str {
+    stored.name.strip_suffix(".weight").unwrap_or(&stored.name)
 }
 
 #[cfg(test)]

@@ -3,8 +3,20 @@
 //! A family says which `model_type`s are its own, how its tensors are named,
 //! and how its configuration becomes a [`ModelSpec`]. Whatever a configuration
 //! asks for that the spec cannot express is refused by name.
+//!
+//! Families of one build share it: `dense` is plain attention in every layer,
+//! `hybrid` Gated DeltaNet with attention in between.
 
+mod dense;
+mod hybrid;
+mod llama;
+mod others;
+mod parts;
+mod qwen2;
+mod qwen3;
 pub(super) mod qwen3_5;
+mod qwen3_5_moe;
+mod rope;
 
 use tensorfold_plugin_api::model_spec::ModelSpec;
 
@@ -18,7 +30,7 @@ use super::tensors::NamedTensors;
 pub(super) struct Family {
     /// Name, spelt as in manifests.
     pub(super) name: &'static str,
-    /// Values of `model_type` at the top level.
+    /// Values of `model_type`, at the top level or in `text_config`.
     pub(super) model_types: &'static [&'static str],
     /// How its tensors are named.
     pub(super) names: &'static NameRules,
@@ -32,18 +44,8 @@ pub(super) struct Family {
 }
 
 /// All families.
-pub(super) static FAMILIES: &[&Family] = &[&qwen3_5::FAMILY];
-
-/// `model_type`s that are known and not read, with what they would need.
-const KNOWN_OTHERS: &[(&str, &str)] = &[
-    ("llama", "its plain attention layers are not implemented"),
-    ("qwen2", "its plain attention layers with biases are not implemented"),
-    ("qwen3", "its plain attention layers are not implemented"),
-    ("qwen3_5_moe", "its routed experts are not implemented"),
-    ("qwen3_next", "its fused projections and routed experts are not implemented"),
-    ("qwen4_exp", "its n-gram embedding, sparse attention and residual streams are not implemented"),
-    ("qwen3_5_mtp", "it is a multi-token prediction head, not a model: serve the model that it was made for"),
-];
+pub(super) static FAMILIES: &[&Family] =
+    &[&llama::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &qwen3_5::FAMILY, &qwen3_5_moe::FAMILY];
 
 /// The family of a configuration.
 ///
@@ -52,28 +54,51 @@ const KNOWN_OTHERS: &[(&str, &str)] = &[
 pub(super) fn find(config: &Config) -> Result<&'static Family, CheckpointError> {
     refuse_drafter(config)?;
     let model_type = config.model_type()?;
-    if let Some(family) = lookup(model_type) {
-        return Ok(family);
+    let Some(family) = lookup(model_type) else {
+        let supported: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();
+        let needed = others::needed(model_type).unwrap_or("that family is not implemented");
+        let needed = format!("{needed}; supported: {}", supported.join(", "));
+        return Err(CheckpointError::unsupported(
+            config.path(),
+            format!("model_type is {model_type:?}"),
+            needed,
+        ));
+    };
+    let text = config.text();
+    if text.string("model_type")?.is_some_and(|inner| !family.model_types.contains(&inner)) {
+        let needed = format!("the text model of {model_type:?} is {}", family.model_types.join(" or "));
+        return Err(text.unsupported("model_type", needed));
     }
-    let needed = KNOWN_OTHERS.iter().find(|(name, _)| *name == model_type).map(|(_, needed)| *needed);
-    let needed = needed.unwrap_or("that family is not implemented");
-    let supported: Vec<_> = FAMILIES.iter().map(|family| family.name).collect();
-    let needed = format!("{needed}; supported: {}", supported.join(", "));
-    Err(CheckpointError::unsupported(config.path(), format!("model_type is {model_type:?}"), needed))
+    Ok(family)
 }
 
-/// Refuses a configuration that is an external drafter's. Its `model_type` is that of the layers it is made of, so a
-/// family would be of no help to whoever took it for a model.
+/// Refuses a configuration that is a drafter's. Its `model_type` may be that of the layers it is made of, so a family
+/// would be of no help to whoever took it for a model.
 ///
 /// # Errors
 /// [`CheckpointError::Unsupported`] with what to name in its place.
 pub(super) fn refuse_drafter(config: &Config) -> Result<(), CheckpointError> {
-    if config.top().get("dflash_config").is_none() {
-        return Ok(());
+    if config.top().get("dflash_config").is_some() {
+        let found = "dflash_config marks an external drafter, not a model";
+        let needed = "name the model that it drafts for, and this with --drafter";
+        return Err(CheckpointError::unsupported(config.path(), found, needed));
     }
-    let found = "dflash_config marks an external drafter, not a model";
-    let needed = "name the model that it drafts for, and this with --drafter";
-    Err(CheckpointError::unsupported(config.path(), found, needed))
+    if let Some(family) = prediction_head_of(config) {
+        let found =
+            format!("model_type is {:?}, a multi-token prediction head, not a model", config.model_type()?);
+        let needed = format!(
+            "copy its safetensors file into the folder of the {family} model that it was made for, as \
+             mtp.safetensors, and name that model"
+        );
+        return Err(CheckpointError::unsupported(config.path(), found, needed));
+    }
+    Ok(())
+}
+
+/// The family whose prediction head a folder holds, apart from a model.
+pub(super) fn prediction_head_of(config: &Config) -> Option<&'static str> {
+    let family = lookup(config.model_type().ok()?.strip_suffix("_mtp")?)?;
+    (!family.names.mtp.is_empty()).then_some(family.name)
 }
 
 /// The family with this `model_type`.
