@@ -87,7 +87,7 @@ fn models_lists_who_runs_what() {
     let outcome = run(&sandbox, &["models"]);
     outcome.exits(0);
     let line = |start: &str| outcome.stdout.lines().find(|line| line.starts_with(start)).map(str::to_owned);
-    let row = line("qwen3_5").unwrap_or_else(|| outcome.fail("no row for qwen3_5"));
+    let row = line("qwen3_5 ").unwrap_or_else(|| outcome.fail("no row for qwen3_5"));
     let columns: Vec<&str> = row.split_whitespace().collect();
     assert_eq!(columns[..2], ["qwen3_5", "cpu"], "{row}");
     assert!(columns.contains(&"bf16") && columns.contains(&"mlx-q4"), "{row}");

@@ -91,6 +91,22 @@ pub enum DeltaTarget<'a, D: Device> {
     Trace(&'a mut D::DeltaTrace),
 }
 
+/// One product of a [`Device::multiply_experts`] call.
+pub struct ExpertProduct<'a, 'w, D: Device> {
+    /// The same matrix of every expert.
+    pub matrices: &'a D::Experts<'w>,
+    /// Where the result goes, a row for each slot.
+    pub out: &'a mut D::Rows,
+}
+
+/// What experts multiply.
+pub enum ExpertInput<'a, D: Device> {
+    /// A row of activations for all experts that were chosen for it.
+    Rows(&'a D::Rows),
+    /// A row for each slot, as [`Device::multiply_experts`] wrote it.
+    Slots(&'a D::Rows),
+}
+
 /// What the recurrence reads.
 pub struct DeltaInputs<'a, D: Device> {
     /// Queries, keys and values after [`Device::delta_inputs`].
@@ -141,6 +157,14 @@ pub trait Device: Sized {
     type DeltaState;
     /// Rows that may still be taken back.
     type DeltaTrace;
+    /// The same matrix of every routed expert of a layer.
+    type Experts<'w>;
+    /// Which experts were chosen for each row, and how strongly each counts.
+    ///
+    /// An expert that was chosen for a row is a *slot*. Buffers of slots hold
+    /// them in an order that only the device knows, such as expert by expert;
+    /// operations on single rows may be used on them as on any others.
+    type Routes;
 
     /// The shapes that this device computes.
     fn limits(&self) -> DeviceLimits;
@@ -159,6 +183,12 @@ pub trait Device: Sized {
     fn truncate_key_values(&mut self, cache: &mut Self::KeyValues, tokens: usize) -> DeviceResult;
     /// Makes a state of an empty text.
     fn delta_state(&mut self, spec: &GatedDeltaSpec) -> DeviceResult<Self::DeltaState>;
+    /// Makes the matrices of a layer's experts usable, in place where the
+    /// device can. Views of one stack come in its order.
+    fn experts<'w>(&mut self, views: Vec<MatrixView<'w>>) -> DeviceResult<Self::Experts<'w>>;
+    /// Makes room for the routes of `rows` rows to at most `per_row` of at most
+    /// `experts` experts.
+    fn routes(&mut self, rows: usize, experts: usize, per_row: usize) -> DeviceResult<Self::Routes>;
     /// Makes room for the trace of `rows` rows.
     fn delta_trace(&mut self, spec: &GatedDeltaSpec, rows: usize) -> DeviceResult<Self::DeltaTrace>;
 
@@ -283,6 +313,47 @@ pub trait Device: Sized {
     ) -> DeviceResult;
     /// `gate = silu(gate) * up`.
     fn swiglu(&mut self, rows: usize, width: usize, gate: &mut Self::Rows, up: &Self::Rows) -> DeviceResult;
+    /// Chooses, for each row, the `per_row` experts of the largest logits.
+    ///
+    /// A row's first slot is its largest logit; of equal ones the lower expert
+    /// comes first. A slot's weight is `e^logit` over the sum of the chosen
+    /// ones', which is the softmax over all experts, renormalised. In `f32`.
+    fn route(
+        &mut self,
+        rows: usize,
+        experts: usize,
+        per_row: usize,
+        logits: &Self::Rows,
+        routes: &mut Self::Routes,
+    ) -> DeviceResult;
+    /// Multiplies each slot's row with the matrices of the slot's expert.
+    ///
+    /// The bits of a slot are those that [`Device::multiply`] gives for its row
+    /// and matrix: other rows of the same expert do not matter.
+    fn multiply_experts(
+        &mut self,
+        routes: &Self::Routes,
+        x: ExpertInput<'_, Self>,
+        products: &mut [ExpertProduct<'_, '_, Self>],
+    ) -> DeviceResult;
+    /// `out[row]` is the sum over the row's slots, from the first one on, of
+    /// weight times slot.
+    fn combine(
+        &mut self,
+        routes: &Self::Routes,
+        width: usize,
+        slots: &Self::Rows,
+        out: &mut Self::Rows,
+    ) -> DeviceResult;
+    /// `x = x + sigmoid(gate) * y`, where `gate` has one float for each row.
+    fn add_gated(
+        &mut self,
+        rows: usize,
+        width: usize,
+        x: &mut Self::Rows,
+        y: &Self::Rows,
+        gate: &Self::Rows,
+    ) -> DeviceResult;
     /// `x = x + y`.
     fn add(&mut self, rows: usize, width: usize, x: &mut Self::Rows, y: &Self::Rows) -> DeviceResult;
     /// `out[i] = x[indices[i]]`.
@@ -302,6 +373,8 @@ pub trait Device: Sized {
         requests: &[DrawRequest<'_>],
     ) -> DeviceResult<Vec<Draw>>;
 
+    /// The experts and weights of every slot, row by row from the first slot on.
+    fn read_routes(&mut self, routes: &Self::Routes) -> DeviceResult<Vec<(u32, f32)>>;
     /// Copies leading rows out.
     fn read(&mut self, rows: usize, width: usize, x: &Self::Rows) -> DeviceResult<Vec<f32>>;
 }

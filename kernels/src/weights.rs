@@ -3,7 +3,11 @@
 //! Nothing here copies weights: a [`TensorView`] borrows bytes that somebody
 //! else mapped, at any alignment.
 
+mod experts;
+
 use std::collections::HashMap;
+
+pub use experts::{ExpertShape, ExpertViews};
 
 /// Element type of a tensor's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +163,11 @@ impl<'w> Tensors<'w> {
     /// Adds a tensor; one of the same name is replaced.
     pub fn insert(&mut self, name: impl Into<String>, view: TensorView<'w>) {
         self.views.insert(name.into(), view);
+    }
+
+    /// Takes a tensor out.
+    pub fn remove(&mut self, name: &str) -> Option<TensorView<'w>> {
+        self.views.remove(name)
     }
 
     /// The tensor of that name.

@@ -6,6 +6,7 @@ use support::*;
 use tensorfold_kernels::cpu::{CpuDevice, InstructionSet};
 use tensorfold_kernels::device::{Device, DeviceResult};
 use tensorfold_kernels::executor::{Lane, LaneLayer, Observer, Point, Step, StepOutcome};
+use tensorfold_kernels::weights::{ExpertShape, Storage, TensorView, Tensors};
 use tensorfold_plugin_api::sampling::Sampling;
 
 const WARM: Sampling = Sampling { temperature: 0.9, top_p: 0.95, top_k: 40, min_p: 0.01, seed: 77 };
@@ -57,9 +58,9 @@ fn contents(lane: &Lane<CpuDevice>) -> Vec<u32> {
     bits
 }
 
-/// Both forms of the tiny hybrid.
-fn both_forms(test: impl Fn(&Checkpoint)) {
-    for name in ["tiny-qwen3_5", "tiny-qwen3_5-mlx-4bit"] {
+/// Both forms of the tiny hybrids, the dense one and the one of experts.
+fn hybrids(test: impl Fn(&Checkpoint)) {
+    for name in ["tiny-qwen3_5", "tiny-qwen3_5-mlx-4bit", "tiny-qwen3_5_moe", "tiny-qwen3_5_moe-mlx-4bit"] {
         test(&Checkpoint::open(&format!("goldens/{name}"), 1009));
     }
 }
@@ -71,7 +72,7 @@ fn text(count: usize) -> Vec<u32> {
 
 #[test]
 fn rows_verified_together_have_the_bits_of_single_steps() {
-    both_forms(|checkpoint| {
+    hybrids(|checkpoint| {
         let tensors = checkpoint.tensors();
         let mut executor = executor(checkpoint, &tensors, 2);
         let (prompt, next) = (text(70), text(16));
@@ -96,7 +97,7 @@ fn rows_verified_together_have_the_bits_of_single_steps() {
 
 #[test]
 fn any_number_of_accepted_drafts_leaves_the_lane_as_if_only_they_had_been_fed() {
-    both_forms(|checkpoint| {
+    hybrids(|checkpoint| {
         let tensors = checkpoint.tensors();
         let mut executor = executor(checkpoint, &tensors, 2);
         for sampling in [Sampling::GREEDY, WARM] {
@@ -132,7 +133,7 @@ fn any_number_of_accepted_drafts_leaves_the_lane_as_if_only_they_had_been_fed() 
 
 #[test]
 fn drafting_all_the_way_gives_the_serial_reply() {
-    both_forms(|checkpoint| {
+    hybrids(|checkpoint| {
         let tensors = checkpoint.tensors();
         let mut executor = executor(checkpoint, &tensors, 1);
         let prompt = text(40);
@@ -161,7 +162,7 @@ fn drafting_all_the_way_gives_the_serial_reply() {
 
 #[test]
 fn no_split_of_a_prompt_changes_a_bit() {
-    both_forms(|checkpoint| {
+    hybrids(|checkpoint| {
         let tensors = checkpoint.tensors();
         let mut executor = executor(checkpoint, &tensors, 2);
         // Longer than a pass and than a part of attention.
@@ -181,7 +182,7 @@ fn no_split_of_a_prompt_changes_a_bit() {
 
 #[test]
 fn a_lane_beside_others_is_a_lane_alone() {
-    both_forms(|checkpoint| {
+    hybrids(|checkpoint| {
         let tensors = checkpoint.tensors();
         let mut executor = executor(checkpoint, &tensors, 2);
         let prompts = [text(5), text(130), text(64)];
@@ -221,7 +222,7 @@ fn a_lane_beside_others_is_a_lane_alone() {
 
 #[test]
 fn a_snapshot_is_neither_changed_nor_forgotten() {
-    both_forms(|checkpoint| {
+    hybrids(|checkpoint| {
         let tensors = checkpoint.tensors();
         let mut executor = executor(checkpoint, &tensors, 1);
         let prompt = text(90);
@@ -251,7 +252,7 @@ fn a_snapshot_is_neither_changed_nor_forgotten() {
 
 #[test]
 fn threads_and_instruction_sets_do_not_change_a_bit() {
-    both_forms(|checkpoint| {
+    hybrids(|checkpoint| {
         let tensors = checkpoint.tensors();
         let prompt = text(100);
         let mut reference = None;
@@ -268,8 +269,38 @@ fn threads_and_instruction_sets_do_not_change_a_bit() {
 }
 
 #[test]
+fn experts_one_by_one_give_the_bits_of_stacked_ones() {
+    let checkpoint = Checkpoint::open("goldens/tiny-qwen3_5_moe", 1009);
+    let stacked = checkpoint.tensors();
+    let mut single = checkpoint.tensors();
+    for layer in 0..checkpoint.spec.layers.len() {
+        let name = format!("layers.{layer}.moe.experts");
+        let views =
+            stacked.experts(&name, ExpertShape { experts: 8, hidden: 128, intermediate: 64 }).unwrap();
+        single.remove(&format!("{name}.gate_up"));
+        single.remove(&format!("{name}.down"));
+        for (part, views) in [("gate", views.gate), ("up", views.up), ("down", views.down)] {
+            for (expert, view) in views.iter().enumerate() {
+                let Storage::Plain { element, bytes } = view.storage else { unreachable!() };
+                let shape = vec![view.rows, view.columns];
+                single.insert(
+                    format!("{name}.{expert}.{part}"),
+                    TensorView { element, shape, packed: None, bytes },
+                );
+            }
+        }
+    }
+    let logits = |tensors: &Tensors<'_>| {
+        let mut executor = executor(&checkpoint, tensors, 2);
+        let mut lane = executor.open_lane().unwrap();
+        round(&mut executor, &mut [step(&mut lane, &text(40), 0, 8, WARM)]).1
+    };
+    assert!(logits(&single) == logits(&stacked));
+}
+
+#[test]
 fn a_cancelled_lane_is_as_before_and_others_go_on() {
-    both_forms(|checkpoint| {
+    hybrids(|checkpoint| {
         let tensors = checkpoint.tensors();
         let mut executor = executor(checkpoint, &tensors, 1);
         let mut lanes: Vec<_> = (0..2).map(|_| executor.open_lane().unwrap()).collect();

@@ -2,16 +2,23 @@
 
 mod support;
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 use support::*;
-use tensorfold_kernels::cpu::CpuDevice;
+use tensorfold_kernels::cpu::{CpuDevice, Routes};
 use tensorfold_kernels::device::{Device, DeviceResult};
 use tensorfold_kernels::executor::{LaneLayer, Observer, Point};
+use tensorfold_plugin_api::model_spec::{FeedForwardSpec, MixerSpec};
 use tensorfold_plugin_api::sampling::Sampling;
 
 /// Keeps what passes by.
 #[derive(Default)]
-struct Recorder(Vec<(Point, Vec<f32>)>);
+struct Recorder {
+    values: Vec<(Point, Vec<f32>)>,
+    /// By layer: experts and their weights, row by row.
+    routes: HashMap<usize, Vec<(u32, f32)>>,
+}
 
 impl Observer<CpuDevice> for Recorder {
     fn observe(
@@ -22,7 +29,12 @@ impl Observer<CpuDevice> for Recorder {
         width: usize,
         values: &Vec<f32>,
     ) -> DeviceResult {
-        self.0.push((point, device.read(rows, width, values)?));
+        self.values.push((point, device.read(rows, width, values)?));
+        Ok(())
+    }
+
+    fn observe_routes(&mut self, device: &mut CpuDevice, layer: usize, routes: &Routes) -> DeviceResult {
+        self.routes.entry(layer).or_default().extend(device.read_routes(routes)?);
         Ok(())
     }
 }
@@ -30,7 +42,7 @@ impl Observer<CpuDevice> for Recorder {
 impl Recorder {
     /// All rows that were seen at a point.
     fn get(&self, point: Point) -> Vec<f32> {
-        self.0.iter().filter(|entry| entry.0 == point).flat_map(|entry| entry.1.clone()).collect()
+        self.values.iter().filter(|entry| entry.0 == point).flat_map(|entry| entry.1.clone()).collect()
     }
 }
 
@@ -41,6 +53,7 @@ struct Golden {
     expected: Value,
     vectors: Vectors,
     checkpoint: Checkpoint,
+    hf_form: bool,
 }
 
 impl Golden {
@@ -50,6 +63,7 @@ impl Golden {
         Golden {
             vectors: Vectors::open(&format!("goldens/expect/{name}.safetensors")),
             checkpoint: Checkpoint::open(&format!("goldens/{name}"), limit),
+            hf_form: !name.contains("mlx"),
             expected,
         }
     }
@@ -77,13 +91,13 @@ impl Golden {
 
             let greedy = ids(&prompt["greedy"]);
             let top_logits = self.vectors.f32(&format!("p{index}.step_top_logits"));
-            let (_, _, top_ids) = self.vectors.bytes(&format!("p{index}.step_top_ids"));
+            let top_ids = self.vectors.u32(&format!("p{index}.step_top_ids"));
             let mut drawn = outcome.lanes[0].draws.last().unwrap().token.unwrap();
             let mut last = logits[(outputs - 1) * vocabulary..].to_vec();
             for (number, &wanted) in greedy.iter().enumerate() {
                 assert_eq!(drawn, wanted, "prompt {index}, token {number}");
                 for rank in number * 8..number * 8 + 8 {
-                    let id = u32::from_le_bytes(*top_ids[rank * 4..].first_chunk().unwrap());
+                    let id = top_ids[rank];
                     let off = (last[id as usize] - top_logits[rank]).abs();
                     assert!(off <= LOGITS, "prompt {index}, token {number}, id {id}: {off:e}");
                 }
@@ -114,7 +128,8 @@ impl Golden {
         for layer in 0..=last {
             self.close(&format!("h.layer{layer}"), &seen.get(Point::Layer(layer)), STATES);
         }
-        let hf_form = self.checkpoint.spec.norm_weight_offset == 1.0;
+        // Only the checkpoints in the form of their makers come with everything.
+        let hf_form = self.hf_form;
         for layer in [0, last].into_iter().filter(|_| hf_form) {
             let name = |part: &str| format!("h.layer{layer}.{part}");
             self.close(&name("input_norm"), &seen.get(Point::InputNorm(layer)), STATES);
@@ -122,7 +137,17 @@ impl Golden {
             self.close(&name("post_norm"), &seen.get(Point::PostNorm(layer)), STATES);
             self.close(&name("ffn"), &seen.get(Point::FeedForward(layer)), STATES);
         }
-        if hf_form {
+        let layers = &self.checkpoint.spec.layers;
+        let routed =
+            |layer: &usize| matches!(layers[*layer].feed_forward, FeedForwardSpec::MixtureOfExperts { .. });
+        for layer in [0, last].into_iter().filter(|layer| hf_form && routed(layer)) {
+            let name = |part: &str| format!("h.layer{layer}.{part}");
+            self.close(&name("router_logits"), &seen.get(Point::RouterLogits(layer)), STATES);
+            let (chosen, weights): (Vec<u32>, Vec<f32>) = seen.routes[&layer].iter().copied().unzip();
+            assert_eq!(chosen, self.vectors.u32(&name("expert_ids")), "layer {layer}");
+            self.close(&name("expert_weights"), &weights, STATES);
+        }
+        if hf_form && matches!(layers[0].mixer, MixerSpec::GatedDelta(_)) {
             self.close("h.layer0.conv_out", &seen.get(Point::Convolved(0)), STATES);
             let log_decays: Vec<f32> = seen.get(Point::Decays(0)).iter().map(|decay| decay.ln()).collect();
             self.close("h.layer0.g", &log_decays, STATES);
@@ -171,18 +196,83 @@ fn the_tiny_hybrid_in_four_bits_is_right_inside() {
 }
 
 #[test]
-fn the_tiny_llama_gives_its_logits_and_tokens() {
+fn the_tiny_hybrid_of_experts_in_bf16_gives_its_logits_and_tokens() {
+    Golden::open("tiny-qwen3_5_moe").prompts();
+}
+
+#[test]
+fn the_tiny_hybrid_of_experts_in_bf16_is_right_inside() {
+    Golden::open("tiny-qwen3_5_moe").insides();
+}
+
+#[test]
+fn the_tiny_hybrid_of_experts_in_four_bits_gives_its_logits_and_tokens() {
+    Golden::open("tiny-qwen3_5_moe-mlx-4bit").prompts();
+}
+
+#[test]
+fn the_tiny_hybrid_of_experts_in_four_bits_is_right_inside() {
+    Golden::open("tiny-qwen3_5_moe-mlx-4bit").insides();
+}
+
+#[test]
+fn the_tiny_llama_in_bf16_gives_its_logits_and_tokens() {
+    Golden::open("tiny-llama").prompts();
+}
+
+#[test]
+fn the_tiny_llama_in_bf16_is_right_inside() {
+    Golden::open("tiny-llama").insides();
+}
+
+#[test]
+fn the_tiny_llama_in_four_bits_gives_its_logits_and_tokens() {
     Golden::open("tiny-llama-mlx-4bit").prompts();
 }
 
 #[test]
-fn the_tiny_qwen2_with_biases_gives_its_logits_and_tokens() {
+fn the_tiny_llama_in_four_bits_is_right_inside() {
+    Golden::open("tiny-llama-mlx-4bit").insides();
+}
+
+#[test]
+fn the_tiny_qwen2_with_biases_in_bf16_gives_its_logits_and_tokens() {
+    Golden::open("tiny-qwen2").prompts();
+}
+
+#[test]
+fn the_tiny_qwen2_with_biases_in_bf16_is_right_inside() {
+    Golden::open("tiny-qwen2").insides();
+}
+
+#[test]
+fn the_tiny_qwen2_with_biases_in_four_bits_gives_its_logits_and_tokens() {
     Golden::open("tiny-qwen2-mlx-4bit").prompts();
 }
 
 #[test]
-fn the_tiny_qwen3_with_head_norms_gives_its_logits_and_tokens() {
+fn the_tiny_qwen2_with_biases_in_four_bits_is_right_inside() {
+    Golden::open("tiny-qwen2-mlx-4bit").insides();
+}
+
+#[test]
+fn the_tiny_qwen3_with_head_norms_in_bf16_gives_its_logits_and_tokens() {
+    Golden::open("tiny-qwen3").prompts();
+}
+
+#[test]
+fn the_tiny_qwen3_with_head_norms_in_bf16_is_right_inside() {
+    Golden::open("tiny-qwen3").insides();
+}
+
+#[test]
+fn the_tiny_qwen3_with_head_norms_in_four_bits_gives_its_logits_and_tokens() {
     Golden::open("tiny-qwen3-mlx-4bit").prompts();
+}
+
+#[test]
+fn the_tiny_qwen3_with_head_norms_in_four_bits_is_right_inside() {
+    Golden::open("tiny-qwen3-mlx-4bit").insides();
 }
 
 #[test]

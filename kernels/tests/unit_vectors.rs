@@ -116,3 +116,17 @@ fn rotation_matches_at_near_and_far_positions() {
         assert!(difference(&x, &vectors.f32(name)) <= 1e-4, "{name}");
     }
 }
+
+#[test]
+fn routing_matches_and_ties_go_to_the_lower_expert() {
+    let vectors = Vectors::open("goldens/unit/ops.safetensors");
+    let (logits, weights) = (vectors.f32("router.logits"), vectors.f32("router.weights"));
+    let tied = |row: &[f32]| (1..16).any(|i| row[..i].contains(&row[i]));
+    assert!(logits.chunks(16).any(tied), "the vectors hold ties");
+    let mut device = device();
+    let mut routes = device.routes(4, 16, 4).unwrap();
+    device.route(4, 16, 4, &logits, &mut routes).unwrap();
+    let (ids, got): (Vec<u32>, Vec<f32>) = device.read_routes(&routes).unwrap().into_iter().unzip();
+    assert_eq!(ids, vectors.u32("router.ids"));
+    assert!(difference(&got, &weights) <= 1e-6);
+}

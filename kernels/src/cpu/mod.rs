@@ -5,6 +5,7 @@
 
 mod attention;
 mod delta;
+mod experts;
 mod matmul;
 mod pool;
 mod rowwise;
@@ -16,11 +17,12 @@ use tensorfold_plugin_api::sampling::{self, AllowedTokens};
 
 pub use attention::KeyValues;
 pub use delta::{DeltaState, DeltaTrace};
+pub use experts::Routes;
 pub use simd::InstructionSet;
 
 use crate::device::{
     AttentionLane, DeltaInputs, DeltaLane, DeltaTarget, Device, DeviceError, DeviceLimits, DeviceResult,
-    Draw, DrawRequest, Product,
+    Draw, DrawRequest, ExpertInput, ExpertProduct, Product,
 };
 use crate::weights::{MatrixView, Storage, floats_into};
 use attention::Heads;
@@ -130,6 +132,8 @@ impl Device for CpuDevice {
     type KeyValues = KeyValues;
     type DeltaState = DeltaState;
     type DeltaTrace = DeltaTrace;
+    type Experts<'w> = Vec<MatrixView<'w>>;
+    type Routes = Routes;
 
     fn limits(&self) -> DeviceLimits {
         CpuDevice::LIMITS
@@ -166,6 +170,14 @@ impl Device for CpuDevice {
 
     fn delta_trace(&mut self, spec: &GatedDeltaSpec, rows: usize) -> DeviceResult<DeltaTrace> {
         Ok(DeltaTrace::new(Shape::new(spec), rows))
+    }
+
+    fn experts<'w>(&mut self, views: Vec<MatrixView<'w>>) -> DeviceResult<Vec<MatrixView<'w>>> {
+        Ok(views)
+    }
+
+    fn routes(&mut self, rows: usize, experts: usize, per_row: usize) -> DeviceResult<Routes> {
+        Ok(Routes::new(rows, experts, per_row))
     }
 
     fn embed(&mut self, table: &MatrixView<'_>, tokens: &[u32], out: &mut Vec<f32>) -> DeviceResult {
@@ -412,6 +424,64 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn route(
+        &mut self,
+        rows: usize,
+        experts: usize,
+        per_row: usize,
+        logits: &Vec<f32>,
+        routes: &mut Routes,
+    ) -> DeviceResult {
+        routes.route(rows, experts, per_row, logits);
+        Ok(())
+    }
+
+    fn multiply_experts(
+        &mut self,
+        routes: &Routes,
+        x: ExpertInput<'_, Self>,
+        products: &mut [ExpertProduct<'_, '_, Self>],
+    ) -> DeviceResult {
+        let x = match x {
+            ExpertInput::Rows(x) => experts::Input::Rows(x),
+            ExpertInput::Slots(x) => experts::Input::Slots(x),
+        };
+        let mut products: Vec<experts::Product<'_, '_>> = products
+            .iter_mut()
+            .map(|product| experts::Product { matrices: product.matrices, out: product.out })
+            .collect();
+        experts::multiply(self.set, &mut self.pool, routes, x, &mut products);
+        Ok(())
+    }
+
+    fn combine(
+        &mut self,
+        routes: &Routes,
+        width: usize,
+        slots: &Vec<f32>,
+        out: &mut Vec<f32>,
+    ) -> DeviceResult {
+        self.by_rows(routes.rows(), width, out, |set, rows, out| {
+            set.run(experts::Combine { routes, rows, slots, out });
+        });
+        Ok(())
+    }
+
+    fn add_gated(
+        &mut self,
+        rows: usize,
+        width: usize,
+        x: &mut Vec<f32>,
+        y: &Vec<f32>,
+        gate: &Vec<f32>,
+    ) -> DeviceResult {
+        self.by_rows(rows, width, x, |set, rows, x| {
+            let (y, gate) = (&y[rows.start * width..rows.end * width], &gate[rows]);
+            set.run(experts::AddGated { x, y, gate });
+        });
+        Ok(())
+    }
+
     fn add(&mut self, rows: usize, width: usize, x: &mut Vec<f32>, y: &Vec<f32>) -> DeviceResult {
         self.by_rows(rows, width, x, |_, rows, x| rowwise::add(x, &y[rows.start * width..]));
         Ok(())
@@ -444,6 +514,10 @@ impl Device for CpuDevice {
             Draw { token, log_probabilities }
         });
         Ok(draws.collect())
+    }
+
+    fn read_routes(&mut self, routes: &Routes) -> DeviceResult<Vec<(u32, f32)>> {
+        Ok(routes.chosen().to_vec())
     }
 
     fn read(&mut self, rows: usize, width: usize, x: &Vec<f32>) -> DeviceResult<Vec<f32>> {

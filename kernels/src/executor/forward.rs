@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tensorfold_plugin_api::model_spec::ModelSpec;
 
+use super::feed_forward::ExpertRows;
 use super::lane::{Lane, LaneLayer};
 use super::observe::{Observer, Point};
 use super::plan::Widths;
@@ -16,8 +17,8 @@ use crate::device::{AttentionLane, DeltaInputs, DeltaLane, DeltaTarget, Device, 
 pub(super) struct Workspace<D: Device> {
     /// The residual stream.
     pub(super) x: D::Rows,
-    normed: D::Rows,
-    joined: D::Rows,
+    pub(super) normed: D::Rows,
+    pub(super) joined: D::Rows,
     query_and_gate: D::Rows,
     query: D::Rows,
     query_gate: D::Rows,
@@ -30,8 +31,9 @@ pub(super) struct Workspace<D: Device> {
     decays: D::Rows,
     strengths: D::Rows,
     recurred: D::Rows,
-    gate: D::Rows,
-    up: D::Rows,
+    pub(super) gate: D::Rows,
+    pub(super) up: D::Rows,
+    pub(super) experts: ExpertRows<D>,
     angles: D::Rows,
     /// Rows for the head.
     pub(super) chosen: D::Rows,
@@ -62,6 +64,7 @@ impl<D: Device> Workspace<D> {
             gate: rows(widths.intermediate)?,
             up: rows(widths.intermediate)?,
             angles: rows(widths.rotary)?,
+            experts: ExpertRows::new(device, &widths)?,
             chosen: device.rows(HEAD_ROWS, widths.hidden)?,
             chosen_normed: device.rows(HEAD_ROWS, widths.hidden)?,
             logits: device.rows(HEAD_ROWS, spec.vocabulary_rows as usize)?,
@@ -129,22 +132,22 @@ impl<D: Device> Executor<'_, D> {
 }
 
 /// What is the same for all layers of a pass.
-struct Pass<'a, D: Device> {
-    device: &'a mut D,
-    w: &'a mut Workspace<D>,
-    rows: usize,
-    hidden: usize,
+pub(super) struct Pass<'a, D: Device> {
+    pub(super) device: &'a mut D,
+    pub(super) w: &'a mut Workspace<D>,
+    pub(super) rows: usize,
+    pub(super) hidden: usize,
     epsilon: f32,
     /// Rotated pairs of a head.
     half: usize,
-    observer: &'a mut dyn Observer<D>,
+    pub(super) observer: &'a mut dyn Observer<D>,
 }
 
 impl<D: Device> Pass<'_, D> {
     fn layer(
         &mut self,
         index: usize,
-        layer: &Layer<D::Matrix<'_>, D::Vector>,
+        layer: &Layer<D::Matrix<'_>, D::Vector, D::Experts<'_>>,
         lanes: &mut [PassLane<'_, D>],
     ) -> DeviceResult {
         let (rows, hidden, epsilon) = (self.rows, self.hidden, self.epsilon);
@@ -159,20 +162,8 @@ impl<D: Device> Pass<'_, D> {
         device.add(rows, hidden, &mut w.x, &w.joined)?;
         device.norm(rows, &w.x, &layer.post_norm, epsilon, &mut w.normed)?;
         observer.observe(device, Point::PostNorm(index), rows, hidden, &w.normed)?;
-        device.multiply(
-            rows,
-            &w.normed,
-            &mut [
-                Product { matrix: &layer.gate, bias: None, out: &mut w.gate },
-                Product { matrix: &layer.up, bias: None, out: &mut w.up },
-            ],
-        )?;
-        device.swiglu(rows, layer.intermediate, &mut w.gate, &w.up)?;
-        device.multiply(
-            rows,
-            &w.gate,
-            &mut [Product { matrix: &layer.down, bias: None, out: &mut w.joined }],
-        )?;
+        self.feed_forward(index, &layer.feed_forward)?;
+        let Pass { device, w, observer, .. } = self;
         observer.observe(device, Point::FeedForward(index), rows, hidden, &w.joined)?;
         device.add(rows, hidden, &mut w.x, &w.joined)?;
         observer.observe(device, Point::Layer(index), rows, hidden, &w.x)

@@ -12,6 +12,7 @@
 //!   fails, or that was cancelled for a lane, leaves the lane at a position
 //!   that it names, never in between.
 
+mod feed_forward;
 mod forward;
 mod lane;
 mod observe;
@@ -76,7 +77,7 @@ pub struct Executor<'w, D: Device> {
     device: D,
     spec: ModelSpec,
     options: Options,
-    trunk: Trunk<D::Matrix<'w>, D::Vector>,
+    trunk: Trunk<D::Matrix<'w>, D::Vector, D::Experts<'w>>,
     frequencies: Vec<f64>,
     workspace: Workspace<D>,
     spare: Spare<D>,

@@ -23,6 +23,8 @@ pub enum Point {
     Mixer(usize),
     /// After a layer's second norm.
     PostNorm(usize),
+    /// Logits of a layer's router over its experts.
+    RouterLogits(usize),
     /// A layer's feed-forward part, before it joins the residual stream.
     FeedForward(usize),
     /// The residual stream after a layer.
@@ -49,6 +51,14 @@ pub trait Observer<D: Device> {
         width: usize,
         values: &D::Rows,
     ) -> DeviceResult;
+
+    /// Called when a layer has chosen its experts for all rows of a pass.
+    ///
+    /// # Errors
+    /// From the device; the round then fails.
+    fn observe_routes(&mut self, _: &mut D, _layer: usize, _: &D::Routes) -> DeviceResult {
+        Ok(())
+    }
 }
 
 /// Looks at nothing.

@@ -74,10 +74,12 @@ pub fn supported(spec: &ModelSpec, limits: DeviceLimits) -> Result<(), Unsupport
             FeedForwardSpec::Dense { intermediate_size } => {
                 width(&format!("layer {index}: the feed-forward size"), *intermediate_size)?;
             }
-            FeedForwardSpec::MixtureOfExperts { experts, .. } => {
-                return refuse(format!(
-                    "layer {index} is a mixture of {experts} experts, which this engine does not run"
-                ));
+            FeedForwardSpec::MixtureOfExperts { intermediate_size, shared_intermediate_size, .. } => {
+                width(&format!("layer {index}: the experts' feed-forward size"), *intermediate_size)?;
+                width(
+                    &format!("layer {index}: the shared expert's feed-forward size"),
+                    *shared_intermediate_size,
+                )?;
             }
         }
     }
@@ -143,8 +145,15 @@ pub(super) struct Widths {
     pub(super) channels: usize,
     pub(super) values: usize,
     pub(super) value_heads: usize,
+    /// Of a dense feed-forward part or a shared expert.
     pub(super) intermediate: usize,
     pub(super) rotary: usize,
+    /// Routed experts.
+    pub(super) experts: usize,
+    /// Routed experts that run for a row.
+    pub(super) experts_per_row: usize,
+    /// Of a routed expert.
+    pub(super) expert_intermediate: usize,
 }
 
 impl Widths {
@@ -169,8 +178,21 @@ impl Widths {
                     grow(&mut widths.value_heads, d.value_heads);
                 }
             }
-            if let FeedForwardSpec::Dense { intermediate_size } = layer.feed_forward {
-                grow(&mut widths.intermediate, intermediate_size);
+            match layer.feed_forward {
+                FeedForwardSpec::Dense { intermediate_size } => {
+                    grow(&mut widths.intermediate, intermediate_size);
+                }
+                FeedForwardSpec::MixtureOfExperts {
+                    experts,
+                    experts_per_token,
+                    intermediate_size,
+                    shared_intermediate_size,
+                } => {
+                    grow(&mut widths.experts, experts);
+                    grow(&mut widths.experts_per_row, experts_per_token);
+                    grow(&mut widths.expert_intermediate, intermediate_size);
+                    grow(&mut widths.intermediate, shared_intermediate_size);
+                }
             }
         }
         widths
@@ -178,7 +200,13 @@ impl Widths {
 
     /// Floats of a row over all buffers.
     fn sum(&self) -> u64 {
+        let slot = 2 * self.expert_intermediate + self.hidden;
+        let expert_rows = match self.experts {
+            0 => 0,
+            experts => experts + self.experts_per_row * slot + self.hidden + 1,
+        };
         (3 * self.hidden
+            + expert_rows
             + self.query_and_gate
             + 3 * self.query
             + 2 * self.key
@@ -263,17 +291,28 @@ mod tests {
     const LIMITS: DeviceLimits = DeviceLimits { width_multiple: 16, delta_key_sizes: &[64, 128] };
     const DENSE: FeedForwardSpec = FeedForwardSpec::Dense { intermediate_size: 128 };
 
+    fn experts(intermediate_size: u32, shared_intermediate_size: u32) -> FeedForwardSpec {
+        FeedForwardSpec::MixtureOfExperts {
+            experts: 8,
+            experts_per_token: 2,
+            intermediate_size,
+            shared_intermediate_size,
+        }
+    }
+
     #[test]
     fn what_cannot_be_run_is_named() {
         assert_eq!(supported(&spec(attention(), DENSE), LIMITS), Ok(()));
-        let experts = FeedForwardSpec::MixtureOfExperts {
-            experts: 8,
-            experts_per_token: 2,
-            intermediate_size: 64,
-            shared_intermediate_size: 0,
-        };
+        assert_eq!(supported(&spec(attention(), experts(64, 32)), LIMITS), Ok(()));
+        assert_eq!(supported(&spec(attention(), experts(64, 0)), LIMITS), Ok(()));
         let message = |spec: ModelSpec| supported(&spec, LIMITS).unwrap_err().to_string();
-        assert!(message(spec(attention(), experts)).contains("mixture of 8 experts"));
+        let routed = message(spec(attention(), experts(72, 0)));
+        assert_eq!(
+            routed,
+            "layer 0: the experts' feed-forward size is 72; this engine computes multiples of 16"
+        );
+        let shared = message(spec(attention(), experts(64, 40)));
+        assert!(shared.contains("the shared expert's feed-forward size is 40"), "{shared}");
         let odd = GatedDeltaSpec { key_head_size: 96, ..delta() };
         assert!(message(spec(MixerSpec::GatedDelta(odd), DENSE)).contains("key head size is 96"));
         let mut narrow = spec(attention(), DENSE);
@@ -291,6 +330,16 @@ mod tests {
         let plan = memory_plan(&spec(MixerSpec::GatedDelta(delta()), DENSE), options);
         assert_eq!(plan.snapshot_bytes, 48 * 128 * 128 * 4 + 3 * 10240 * 4);
         assert_eq!(plan.snapshot_token_bytes, 0);
+    }
+
+    #[test]
+    fn experts_take_a_row_for_each_slot_and_nothing_where_there_are_none() {
+        let scratch = |feed_forward| {
+            memory_plan(&spec(attention(), feed_forward), Options { lanes: 1, context: 64 }).scratch_bytes
+        };
+        // Logits of 8 experts, two slots of gate, up and output, the shared output and its gate.
+        let row = 8 + 2 * (2 * 32 + 64) + 64 + 1;
+        assert_eq!(scratch(experts(32, 128)) - scratch(DENSE), 2 * row * 4 * PASS_ROWS as u64);
     }
 
     #[test]

@@ -9,25 +9,22 @@ use tensorfold_plugin_api::model_spec::{
 
 use super::ExecutorError;
 use crate::device::Device;
-use crate::weights::Tensors;
+use crate::weights::{ExpertShape, MatrixView, Tensors};
 
-/// All weights, as matrices `M` and vectors `V`.
-pub(super) struct Trunk<M, V> {
+/// All weights, as matrices `M`, vectors `V` and experts `E`.
+pub(super) struct Trunk<M, V, E> {
     pub(super) embed: M,
     /// Absent when the embedding is the head.
     pub(super) head: Option<M>,
     pub(super) norm: V,
-    pub(super) layers: Vec<Layer<M, V>>,
+    pub(super) layers: Vec<Layer<M, V, E>>,
 }
 
-pub(super) struct Layer<M, V> {
+pub(super) struct Layer<M, V, E> {
     pub(super) input_norm: V,
     pub(super) post_norm: V,
     pub(super) mixer: Mixer<M, V>,
-    pub(super) gate: M,
-    pub(super) up: M,
-    pub(super) down: M,
-    pub(super) intermediate: usize,
+    pub(super) feed_forward: FeedForward<M, E>,
 }
 
 pub(super) enum Mixer<M, V> {
@@ -61,10 +58,36 @@ pub(super) struct Delta<M, V> {
     pub(super) norm: V,
 }
 
+pub(super) enum FeedForward<M, E> {
+    Dense(Dense<M>),
+    Experts(Box<MixtureOfExperts<M, E>>),
+}
+
+/// `down(silu(gate(x)) * up(x))`.
+pub(super) struct Dense<M> {
+    pub(super) gate: M,
+    pub(super) up: M,
+    pub(super) down: M,
+    pub(super) intermediate: usize,
+}
+
+pub(super) struct MixtureOfExperts<M, E> {
+    pub(super) shape: ExpertShape,
+    /// Experts that run for each row.
+    pub(super) per_row: usize,
+    pub(super) router: M,
+    pub(super) gate: E,
+    pub(super) up: E,
+    pub(super) down: E,
+    /// The expert that runs for every row, and the gate before its output.
+    pub(super) shared: Option<(Dense<M>, M)>,
+}
+
 /// Where weights come from.
 pub(super) trait Loader {
     type Matrix;
     type Vector;
+    type Experts;
     fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<Self::Matrix, ExecutorError>;
     /// A small tensor; `change` sees its floats first, in the file's order.
     fn vector(
@@ -73,6 +96,8 @@ pub(super) trait Loader {
         shape: &[usize],
         change: impl FnOnce(&mut Vec<f32>),
     ) -> Result<Self::Vector, ExecutorError>;
+    /// Gate, up and down of all routed experts under a name.
+    fn experts(&mut self, name: &str, shape: ExpertShape) -> Result<[Self::Experts; 3], ExecutorError>;
 }
 
 /// Checks that every tensor is there, in a form that can be read.
@@ -81,6 +106,7 @@ pub(super) struct Check<'t, 'w>(pub(super) &'t Tensors<'w>);
 impl Loader for Check<'_, '_> {
     type Matrix = ();
     type Vector = ();
+    type Experts = ();
 
     fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<(), ExecutorError> {
         self.0.matrix(name, rows, columns)?;
@@ -96,6 +122,11 @@ impl Loader for Check<'_, '_> {
         self.0.floats(name, shape)?;
         Ok(())
     }
+
+    fn experts(&mut self, name: &str, shape: ExpertShape) -> Result<[(); 3], ExecutorError> {
+        self.0.experts(name, shape)?;
+        Ok([(); 3])
+    }
 }
 
 /// Hands every tensor to a device.
@@ -107,6 +138,7 @@ pub(super) struct Load<'t, 'w, 'd, D> {
 impl<'w, D: Device> Loader for Load<'_, 'w, '_, D> {
     type Matrix = D::Matrix<'w>;
     type Vector = D::Vector;
+    type Experts = D::Experts<'w>;
 
     fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<D::Matrix<'w>, ExecutorError> {
         Ok(self.device.matrix(self.tensors.matrix(name, rows, columns)?)?)
@@ -122,13 +154,19 @@ impl<'w, D: Device> Loader for Load<'_, 'w, '_, D> {
         change(&mut values);
         Ok(self.device.vector(&values)?)
     }
+
+    fn experts(&mut self, name: &str, shape: ExpertShape) -> Result<[D::Experts<'w>; 3], ExecutorError> {
+        let views = self.tensors.experts(name, shape)?;
+        let mut load = |views: Vec<MatrixView<'w>>| self.device.experts(views);
+        Ok([load(views.gate)?, load(views.up)?, load(views.down)?])
+    }
 }
 
-impl<M, V> Trunk<M, V> {
+impl<M, V, E> Trunk<M, V, E> {
     /// Asks `loader` for everything that `spec` names.
     pub(super) fn load(
         spec: &ModelSpec,
-        loader: &mut impl Loader<Matrix = M, Vector = V>,
+        loader: &mut impl Loader<Matrix = M, Vector = V, Experts = E>,
     ) -> Result<Self, ExecutorError> {
         let (hidden, vocabulary) = (spec.hidden_size as usize, spec.vocabulary_rows as usize);
         let offset = spec.norm_weight_offset;
@@ -142,18 +180,11 @@ impl<M, V> Trunk<M, V> {
                 }
                 MixerSpec::GatedDelta(spec) => Mixer::Delta(Box::new(delta(spec, hidden, &name, loader)?)),
             };
-            let FeedForwardSpec::Dense { intermediate_size } = layer.feed_forward else {
-                return Err(ExecutorError::Invalid("only dense feed-forward parts can be loaded".into()));
-            };
-            let intermediate = intermediate_size as usize;
             layers.push(Layer {
                 input_norm: loader.vector(&name("input_norm"), &[hidden], centre)?,
                 post_norm: loader.vector(&name("post_norm"), &[hidden], centre)?,
                 mixer,
-                gate: loader.matrix(&name("ffn.gate"), intermediate, hidden)?,
-                up: loader.matrix(&name("ffn.up"), intermediate, hidden)?,
-                down: loader.matrix(&name("ffn.down"), hidden, intermediate)?,
-                intermediate,
+                feed_forward: feed_forward(&layer.feed_forward, hidden, &name, loader)?,
             });
         }
         Ok(Trunk {
@@ -225,5 +256,59 @@ fn delta<L: Loader>(
         a_log: loader.vector(&name("delta.a_log"), &[heads], |_| {})?,
         dt_bias: loader.vector(&name("delta.dt_bias"), &[heads], |_| {})?,
         norm: loader.vector(&name("delta.norm"), &[spec.value_head_size as usize], |_| {})?,
+    })
+}
+
+fn feed_forward<L: Loader>(
+    spec: &FeedForwardSpec,
+    hidden: usize,
+    name: &impl Fn(&str) -> String,
+    loader: &mut L,
+) -> Result<FeedForward<L::Matrix, L::Experts>, ExecutorError> {
+    match *spec {
+        FeedForwardSpec::Dense { intermediate_size } => {
+            Ok(FeedForward::Dense(dense(intermediate_size, hidden, &name("ffn"), loader)?))
+        }
+        FeedForwardSpec::MixtureOfExperts {
+            experts,
+            experts_per_token,
+            intermediate_size,
+            shared_intermediate_size,
+        } => {
+            let shape =
+                ExpertShape { experts: experts as usize, hidden, intermediate: intermediate_size as usize };
+            let [gate, up, down] = loader.experts(&name("moe.experts"), shape)?;
+            let shared = match shared_intermediate_size {
+                0 => None,
+                size => Some((
+                    dense(size, hidden, &name("moe.shared"), loader)?,
+                    loader.matrix(&name("moe.shared_gate"), 1, hidden)?,
+                )),
+            };
+            Ok(FeedForward::Experts(Box::new(MixtureOfExperts {
+                shape,
+                per_row: experts_per_token as usize,
+                router: loader.matrix(&name("moe.router"), shape.experts, hidden)?,
+                gate,
+                up,
+                down,
+                shared,
+            })))
+        }
+    }
+}
+
+fn dense<L: Loader>(
+    intermediate_size: u32,
+    hidden: usize,
+    name: &str,
+    loader: &mut L,
+) -> Result<Dense<L::Matrix>, ExecutorError> {
+    let intermediate = intermediate_size as usize;
+    Ok(Dense {
+        gate: loader.matrix(&format!("{name}.gate"), intermediate, hidden)?,
+        up: loader.matrix(&format!("{name}.up"), intermediate, hidden)?,
+        down: loader.matrix(&format!("{name}.down"), hidden, intermediate)?,
+        intermediate,
     })
 }

@@ -53,6 +53,15 @@ impl Vectors {
     }
 }
 
+impl Vectors {
+    /// Ids, which files keep as signed words.
+    pub fn u32(&self, name: &str) -> Vec<u32> {
+        let (dtype, _, bytes) = self.bytes(name);
+        assert_eq!(dtype, Dtype::I32, "{name}");
+        bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
+    }
+}
+
 /// The largest absolute difference.
 pub fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
@@ -137,6 +146,11 @@ fn canonical(name: &str) -> Option<String> {
         ("post_attention_layernorm", "post_norm"),
         ("self_attn.", "attention."),
         ("linear_attn.", "delta."),
+        ("mlp.switch_mlp.", "moe.experts."),
+        ("mlp.experts.", "moe.experts."),
+        ("mlp.shared_expert.", "moe.shared."),
+        ("mlp.shared_expert_gate", "moe.shared_gate"),
+        ("mlp.gate.", "moe.router."),
         ("mlp.", "ffn."),
         ("in_proj_", ""),
         ("conv1d", "conv"),
@@ -153,7 +167,7 @@ fn spec(config: &Value, selectable: u32, file: &SafeTensors<'_>) -> ModelSpec {
     let number = |key: &str| text[key].as_u64().unwrap_or_else(|| panic!("config has no {key}")) as u32;
     let family = config["model_type"].as_str().unwrap().to_owned();
     let names = file.names();
-    let hybrid = family == "qwen3_5";
+    let hybrid = family.starts_with("qwen3_5");
     let head_size = text["head_dim"]
         .as_u64()
         .map_or_else(|| number("hidden_size") / number("num_attention_heads"), |d| d as u32);
@@ -183,10 +197,16 @@ fn spec(config: &Value, selectable: u32, file: &SafeTensors<'_>) -> ModelSpec {
             }),
             false => MixerSpec::Attention(attention.clone()),
         };
-        LayerSpec {
-            mixer,
-            feed_forward: FeedForwardSpec::Dense { intermediate_size: number("intermediate_size") },
-        }
+        let feed_forward = match text["num_experts"].is_u64() {
+            true => FeedForwardSpec::MixtureOfExperts {
+                experts: number("num_experts"),
+                experts_per_token: number("num_experts_per_tok"),
+                intermediate_size: number("moe_intermediate_size"),
+                shared_intermediate_size: number("shared_expert_intermediate_size"),
+            },
+            false => FeedForwardSpec::Dense { intermediate_size: number("intermediate_size") },
+        };
+        LayerSpec { mixer, feed_forward }
     });
     let spec = ModelSpec {
         version: MODEL_SPEC_VERSION,

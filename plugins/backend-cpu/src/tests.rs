@@ -53,6 +53,23 @@ fn spec() -> ModelSpec {
 
 /// A small model of pseudo-random weights; without bytes for a plan.
 fn model(bytes: bool) -> Model<'static> {
+    built(spec(), bytes)
+}
+
+/// The same with four routed experts in its last layer, and a shared one.
+fn model_of_experts(bytes: bool) -> Model<'static> {
+    let mut spec = spec();
+    spec.family = "qwen3_5_moe".into();
+    spec.layers[1].feed_forward = FeedForwardSpec::MixtureOfExperts {
+        experts: 4,
+        experts_per_token: 2,
+        intermediate_size: 32,
+        shared_intermediate_size: 48,
+    };
+    built(spec, bytes)
+}
+
+fn built(spec: ModelSpec, bytes: bool) -> Model<'static> {
     let mut tensors = Vec::new();
     let mut state = 1u64;
     let mut add = |name: String, shape: &[u64]| {
@@ -77,13 +94,23 @@ fn model(bytes: bool) -> Model<'static> {
     };
     add("embed".into(), &[VOCABULARY, HIDDEN]);
     add("norm".into(), &[HIDDEN]);
-    for layer in 0..2 {
+    for (layer, of) in spec.layers.iter().enumerate() {
         let mut part = |name: &str, shape: &[u64]| add(format!("layers.{layer}.{name}"), shape);
         part("input_norm", &[HIDDEN]);
         part("post_norm", &[HIDDEN]);
-        part("ffn.gate", &[48, HIDDEN]);
-        part("ffn.up", &[48, HIDDEN]);
-        part("ffn.down", &[HIDDEN, 48]);
+        let dense = match of.feed_forward {
+            FeedForwardSpec::Dense { .. } => "ffn",
+            FeedForwardSpec::MixtureOfExperts { .. } => {
+                part("moe.router", &[4, HIDDEN]);
+                part("moe.experts.gate_up", &[4, 64, HIDDEN]);
+                part("moe.experts.down", &[4, HIDDEN, 32]);
+                part("moe.shared_gate", &[1, HIDDEN]);
+                "moe.shared"
+            }
+        };
+        part(&format!("{dense}.gate"), &[48, HIDDEN]);
+        part(&format!("{dense}.up"), &[48, HIDDEN]);
+        part(&format!("{dense}.down"), &[HIDDEN, 48]);
         if layer == 0 {
             part("delta.qkv", &[64, HIDDEN]);
             part("delta.z", &[32, HIDDEN]);
@@ -103,7 +130,7 @@ fn model(bytes: bool) -> Model<'static> {
             part("attention.k_norm", &[16]);
         }
     }
-    Model::new(spec(), tensors)
+    Model::new(spec, tensors)
 }
 
 fn options() -> EngineOptions<'static> {
@@ -118,7 +145,11 @@ fn device() -> Box<dyn Device> {
 }
 
 fn engine() -> OpenEngine {
-    device().open_engine(&model(true), &options(), &Progress::silent()).unwrap()
+    opened(&model(true))
+}
+
+fn opened(model: &Model<'_>) -> OpenEngine {
+    device().open_engine(model, &options(), &Progress::silent()).unwrap()
 }
 
 /// Tokens drawn, drafts accepted and the position after one round of one lane.
@@ -229,24 +260,42 @@ fn what_it_cannot_run_is_refused_by_plan_and_open_alike() {
         model
     };
     assert_eq!(refused(&lacking, options()).message, "tensor `layers.1.attention.o` is missing");
-    let experts = |bytes| {
-        let mut model = model(bytes);
-        model.spec.layers[1].feed_forward = FeedForwardSpec::MixtureOfExperts {
-            experts: 8,
-            experts_per_token: 2,
-            intermediate_size: 32,
-            shared_intermediate_size: 0,
-        };
+    let narrow = |bytes| {
+        let mut model = model_of_experts(bytes);
+        if let FeedForwardSpec::MixtureOfExperts { intermediate_size, .. } =
+            &mut model.spec.layers[1].feed_forward
+        {
+            *intermediate_size = 24;
+        }
         model
     };
-    assert!(refused(&experts, options()).message.contains("layer 1 is a mixture of 8 experts"));
+    let message = refused(&narrow, options()).message;
+    assert_eq!(
+        message,
+        "layer 1: the experts' feed-forward size is 24; this engine computes multiples of 16"
+    );
+    let lacking = |bytes| {
+        let mut model = model_of_experts(bytes);
+        model.tensors.retain(|tensor| tensor.name != "layers.1.moe.experts.down");
+        model
+    };
+    assert_eq!(refused(&lacking, options()).message, "tensor `layers.1.moe.experts.down` is missing");
     let no_bytes = device().open_engine(&model(false), &options(), &Progress::silent()).err().unwrap();
     assert!(no_bytes.message.contains("without its bytes"), "{no_bytes}");
 }
 
 #[test]
 fn lanes_draft_fork_and_resume_to_the_same_reply() {
-    let OpenEngine { mut engine, monitor, info } = engine();
+    lanes_draft_fork_and_resume(engine());
+}
+
+#[test]
+fn lanes_of_a_mixture_of_experts_do_so_as_well() {
+    lanes_draft_fork_and_resume(opened(&model_of_experts(true)));
+}
+
+fn lanes_draft_fork_and_resume(opened: OpenEngine) {
+    let OpenEngine { mut engine, monitor, info } = opened;
     let engine = engine.as_mut();
     assert_eq!((info.lanes, info.context, info.prefill_rows % 64), (2, 256, 0));
     let prompt: Vec<u32> = (0..70).map(|i| i * 7 % 60).collect();
