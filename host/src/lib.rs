@@ -2,6 +2,7 @@
 
 pub mod checkpoint;
 pub mod cli;
+pub mod convert;
 pub mod engine;
 pub mod plugins;
 pub mod server;
