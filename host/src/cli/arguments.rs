@@ -10,6 +10,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 use tensorfold_plugin_api::vocabulary::{FLAGS, FlagGroup, FlagSpec, GivenFlags};
 
+use super::convert::{self, ConvertArguments};
 use super::plugins::PluginsCommand;
 
 /// A command line that can not be run: the command it was for, and what is wrong.
@@ -32,6 +33,8 @@ pub enum Invocation {
     Info(ModelArguments),
     /// The machine-readable list of what this program and its plugins can do.
     Capabilities(ListArguments),
+    /// Make a checkpoint that can be served of one in another form.
+    Convert(ConvertArguments),
     /// Look after plugins.
     Plugins(Box<PluginsCommand>),
     /// Print this text on stdout and end well.
@@ -93,6 +96,9 @@ pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Invocation, Usa
             Err(error) => explain(&error, &words),
         };
     }
+    if name == "convert" && !found.get_flag("help") {
+        return convert::from_matches(found).map(Invocation::Convert).map_err(usage);
+    }
     let flags = given(&matches, found).map_err(|error| usage(error.0))?;
     let help = found.get_flag("help");
     if help && name == "serve" {
@@ -143,6 +149,10 @@ pub fn command() -> Command {
                 .arg(model())
                 .arg(json())
                 .args(plugin_flags()),
+        )
+        .subcommand(
+            base("convert", "Make a checkpoint that can be served of a GGUF file or of float weights")
+                .args(convert::arguments()),
         )
         .subcommand(
             base("capabilities", "What this program and its plugins can do, for other programs")
@@ -244,7 +254,7 @@ fn given(
 
 /// One of the names that [`command`] has, with a lifetime of its own.
 fn known(name: &str) -> &'static str {
-    ["serve", "models", "info", "capabilities", "plugins"]
+    ["serve", "models", "info", "convert", "capabilities", "plugins"]
         .into_iter()
         .find(|known| *known == name)
         .unwrap_or("")
@@ -296,9 +306,12 @@ impl Usage {
             "serve" => "usage: tensorfold [--backend NAME] serve MODEL [options]",
             "models" => "usage: tensorfold models [--json]",
             "info" => "usage: tensorfold info MODEL [--json]",
+            "convert" => {
+                "usage: tensorfold convert SOURCE OUTPUT [--bits N] [--group-size N] [--dtype TYPE] [--force]"
+            }
             "capabilities" => "usage: tensorfold capabilities --json",
             "plugins" => "usage: tensorfold plugins COMMAND [options]",
-            _ => "usage: tensorfold [--backend NAME] {serve,models,info,capabilities,plugins} ...",
+            _ => "usage: tensorfold [--backend NAME] {serve,models,info,convert,capabilities,plugins} ...",
         }
     }
 
@@ -372,6 +385,14 @@ mod tests {
             ("serve M --checkpoint-slots -1", "argument --checkpoint-slots: a count from 0: '-1'"),
             ("serve M --compact-at 0", "argument --compact-at: expected auto or a fraction in (0, 1]: '0'"),
             ("serve M --vision-urls", "--vision-urls needs --vision"),
+            ("convert", "the following arguments are required: source"),
+            ("convert a", "the following arguments are required: output"),
+            ("convert a b c", "unrecognized arguments: c"),
+            ("convert a b --bits 7", "argument --bits: invalid choice: '7'"),
+            ("convert a b --bits", "argument --bits: expected one argument"),
+            ("convert a b --group-size 64", "--group-size needs --bits"),
+            ("convert a b --bits 4 --group-size 48", "argument --group-size: invalid choice: '48'"),
+            ("convert a b --dtype f64", "argument --dtype: invalid choice: 'f64'"),
             ("run M", "argument command: invalid choice: 'run'"),
         ] {
             assert_eq!(message(line), wanted, "{line}");
@@ -410,6 +431,24 @@ mod tests {
         );
         assert!(
             matches!(parse("serve --help --backend rocm"), Ok(Invocation::ServeHelp(flags)) if flags.text("--backend") == Some("rocm"))
+        );
+    }
+
+    #[test]
+    fn a_conversion_takes_the_names_of_mlxs_converter_too() {
+        let convert = |line: &str| match parse(line) {
+            Ok(Invocation::Convert(arguments)) => arguments,
+            other => panic!("{line}: {other:?}"),
+        };
+        let own = convert("convert m.gguf out --bits 8 --group-size 32 --dtype bf16 --force");
+        assert_eq!((own.source.as_str(), own.output.to_str()), ("m.gguf", Some("out")));
+        assert!(own.options.force);
+        assert_eq!(own, convert("convert m.gguf out --q-bits 8 --q-group-size 32 --dtype bfloat16 --force"));
+        let packing = convert("convert m out --bits 4").options.packing.unwrap();
+        assert_eq!((packing.bits, packing.group_size), (4, 64));
+        assert_eq!(convert("convert m out").options, crate::convert::Options::default());
+        assert!(
+            matches!(parse("convert --help"), Ok(Invocation::Print(text)) if text.contains("--group-size"))
         );
     }
 

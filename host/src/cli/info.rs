@@ -132,7 +132,7 @@ fn listed(items: &[String]) -> String {
 }
 
 /// A count of parameters as people say it.
-fn count(parameters: u64) -> String {
+pub(super) fn count(parameters: u64) -> String {
     let value = parameters as f64;
     match parameters {
         0..1_000_000 => parameters.to_string(),

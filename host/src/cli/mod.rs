@@ -5,6 +5,7 @@
 
 pub mod arguments;
 mod capabilities;
+mod convert;
 mod help;
 mod info;
 mod models;
@@ -89,6 +90,7 @@ fn run(invocation: Invocation, environment: &Environment) -> Result<ExitCode, Fa
         Invocation::Print(text) => print(&format!("{text}\n")),
         Invocation::ServeHelp(flags) => print(&help::serve(&flags, environment)?),
         Invocation::Serve(arguments) => serve::run(&arguments, environment),
+        Invocation::Convert(arguments) => print(&convert::run(&arguments)?),
         Invocation::Info(arguments) => print(&info::run(&arguments, environment)?),
         Invocation::Models(arguments) => {
             let catalog = find_plugins(&arguments.flags, environment)?;
