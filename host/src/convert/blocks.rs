@@ -68,10 +68,26 @@ impl BlockType {
         Some(element)
     }
 
-    /// Appends blocks, with scales and biases stored as `element`.
-    pub(super) fn append(self, blocks: &[u8], element: ElementType, rows: &mut PackedRows) {
+    /// Appends blocks, with scales and biases stored as `element`. Gives how many of them were rounded for that.
+    ///
+    /// # Errors
+    /// A scale or bias that is too large for the type.
+    pub(super) fn append(
+        self,
+        blocks: &[u8],
+        element: ElementType,
+        rows: &mut PackedRows,
+    ) -> Result<u64, f32> {
+        let mut rounded = 0;
         for block in blocks.chunks_exact(self.bytes() as usize) {
             let (scale, bias) = self.scale_and_bias(block);
+            for value in [scale, bias] {
+                let kept = float::round(element, value);
+                if kept.is_infinite() {
+                    return Err(value);
+                }
+                rounded += u64::from(kept.to_bits() != value.to_bits());
+            }
             float::encode(element, scale, &mut rows.scales);
             float::encode(element, bias, &mut rows.biases);
             match self {
@@ -85,6 +101,7 @@ impl BlockType {
                 }
             }
         }
+        Ok(rounded)
     }
 
     fn scale_and_bias(self, block: &[u8]) -> (f32, f32) {
@@ -127,7 +144,7 @@ mod tests {
     fn blocks_have_the_words_of_the_vectors() {
         let vectors = Vectors::open("gguf.safetensors");
         let mut rows = PackedRows::default();
-        BlockType::Q4_1.append(vectors.bytes("q4_1.blocks"), ElementType::F16, &mut rows);
+        assert_eq!(BlockType::Q4_1.append(vectors.bytes("q4_1.blocks"), ElementType::F16, &mut rows), Ok(0));
         assert_eq!(rows.codes, vectors.bytes("q4_1.mlx_words"));
         assert_eq!(rows.scales, vectors.bytes("q4_1.mlx_scales"));
         assert_eq!(rows.biases, vectors.bytes("q4_1.mlx_biases"));
@@ -135,7 +152,7 @@ mod tests {
         assert_eq!(unpacked(&rows, packing, ElementType::F16), floats(&vectors, "q4_1.values"));
 
         let mut rows = PackedRows::default();
-        BlockType::Q8_0.append(vectors.bytes("q8_0.blocks"), ElementType::F16, &mut rows);
+        assert_eq!(BlockType::Q8_0.append(vectors.bytes("q8_0.blocks"), ElementType::F16, &mut rows), Ok(0));
         let packing = BlockType::Q8_0.packing();
         assert_eq!(unpacked(&rows, packing, ElementType::F16), floats(&vectors, "q8_0.values"));
     }
@@ -146,7 +163,7 @@ mod tests {
         let codes: Vec<u8> = (0..16).map(|i| i | (15 - i) << 4).collect();
         let block = [scale.to_le_bytes().as_slice(), &codes].concat();
         let mut rows = PackedRows::default();
-        BlockType::Q4_0.append(&block, ElementType::F16, &mut rows);
+        assert_eq!(BlockType::Q4_0.append(&block, ElementType::F16, &mut rows), Ok(0));
         let weights = unpacked(&rows, BlockType::Q4_0.packing(), ElementType::F16);
         for i in 0..16 {
             assert_eq!(weights[i], scale.to_f32() * (i as f32 - 8.0));
@@ -162,7 +179,9 @@ mod tests {
         assert_eq!(BlockType::Q8_0.scale_element(&[small, large.clone()].concat()), Some(ElementType::F32));
         assert_eq!(BlockType::Q8_0.scale_element(&block(f32::INFINITY)), None);
         let mut rows = PackedRows::default();
-        BlockType::Q8_0.append(&large, ElementType::F32, &mut rows);
+        assert_eq!(BlockType::Q8_0.append(&large, ElementType::F16, &mut rows), Err(-76_800.0));
+        rows.clear();
+        assert_eq!(BlockType::Q8_0.append(&large, ElementType::F32, &mut rows), Ok(0));
         let weights = unpacked(&rows, BlockType::Q8_0.packing(), ElementType::F32);
         assert_eq!(weights, [600.0; 32]);
     }

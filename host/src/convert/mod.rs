@@ -12,6 +12,7 @@ mod blocks;
 mod config;
 mod error;
 mod float;
+mod from_gguf;
 pub mod gguf;
 mod huggingface;
 mod layout;
@@ -25,8 +26,11 @@ mod testing;
 mod tests;
 mod write;
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
+
+use memmap2::Mmap;
 
 pub use self::error::ConvertError;
 use self::layout::Layout;
@@ -108,10 +112,26 @@ pub fn convert(
     stop: &Stop,
 ) -> Result<Summary, ConvertError> {
     let place = OutputPlace::check(output, source, options.force)?;
+    if source.is_file() {
+        let map = map(source)?;
+        let sound = |error| ConvertError::Gguf { path: source.into(), error };
+        let file = gguf::Gguf::parse(&map).map_err(sound)?;
+        let plan = from_gguf::plan(source, &file, options)?;
+        return finish(place, plan, None, progress, stop);
+    }
     let folder = Folder::open(source)?;
     let checkpoint = Checkpoint::open(source)?;
     let plan = huggingface::plan(&folder, &checkpoint, options)?;
     finish(place, plan, Some(&folder), progress, stop)
+}
+
+/// Maps a file read-only.
+fn map(path: &Path) -> Result<Mmap, ConvertError> {
+    let file = File::open(path).map_err(ConvertError::file(path, "read"))?;
+    // SAFETY: the map is read-only and private to this process, which never writes the file. Should another process
+    // truncate it meanwhile, an access beyond its new end ends this process by a signal and nothing worse; its bytes
+    // are read as plain numbers, for which every bit pattern is a value, and every range was checked.
+    unsafe { Mmap::map(&file) }.map_err(ConvertError::file(path, "read"))
 }
 
 /// Writes a plan and gives the folder its name.

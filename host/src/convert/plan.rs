@@ -204,7 +204,9 @@ impl Job<'_> {
             }
             (Content::Blocks(block), Form::Affine { element, .. }) => {
                 for row in rows.clone() {
-                    block.append(self.rows.row(row), element, &mut scratch.packed);
+                    losses.rounded += block
+                        .append(self.rows.row(row), element, &mut scratch.packed)
+                        .map_err(|value| Failed::Weight(BadWeight::TooLarge(value)))?;
                 }
             }
             (Content::Blocks(_), Form::Plain(_)) => unreachable!("no plan unpacks blocks"),

@@ -51,11 +51,6 @@ impl<'a> Rows<'a> {
         self.row_bytes as u64
     }
 
-    /// All bytes, piece by piece, in the order in which they lie.
-    pub(super) fn stored(&self) -> &[&'a [u8]] {
-        &self.pieces
-    }
-
     /// The row that comes at `index`.
     pub(super) fn row(&self, index: u64) -> &'a [u8] {
         let stored = match self.order {

@@ -2,6 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
+use super::Progress;
+
+/// Nobody is told.
+pub(super) struct Silent;
+
+impl Progress for Silent {
+    fn begin(&self, _: u64) {}
+    fn advance(&self, _: u64) {}
+}
+
 /// The folder of a golden checkpoint.
 pub(super) fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens").join(name)

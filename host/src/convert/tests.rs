@@ -6,15 +6,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::testing::golden;
+use super::testing::{Silent, golden};
 use super::*;
-
-struct Silent;
-
-impl Progress for Silent {
-    fn begin(&self, _: u64) {}
-    fn advance(&self, _: u64) {}
-}
 
 fn run(source: &Path, output: &Path, options: &Options) -> Result<Summary, ConvertError> {
     convert(source, output, options, &Silent, &Stop::default())

@@ -63,6 +63,28 @@ impl GgufWriter {
         self
     }
 
+    /// Gives a key another name of the same length.
+    pub(crate) fn renamed(mut self, key: &str, other: &str) -> GgufWriter {
+        let at = self.place(key) - key.len();
+        self.pairs[at..at + key.len()].copy_from_slice(other.as_bytes());
+        self
+    }
+
+    /// Gives a key another boolean.
+    pub(crate) fn replaced_boolean(mut self, key: &str, value: bool) -> GgufWriter {
+        let at = self.place(key) + 4;
+        self.pairs[at] = u8::from(value);
+        self
+    }
+
+    /// Where the type of a key's value stands.
+    fn place(&self, key: &str) -> usize {
+        let mut wanted = Vec::new();
+        push_text(&mut wanted, key);
+        let found = self.pairs.windows(wanted.len()).position(|window| window == wanted);
+        found.unwrap_or_else(|| panic!("no key {key}")) + wanted.len()
+    }
+
     /// The file, aligned to 32.
     pub(crate) fn finish(&self) -> Vec<u8> {
         let mut file = b"GGUF".to_vec();
