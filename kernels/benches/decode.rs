@@ -1,9 +1,10 @@
-//! Tokens per second of the demo model on the CPU, by thread count.
+//! Tokens per second of a model on the CPU, by thread count.
 //!
-//! `cargo bench -p tensorfold-kernels --bench decode [-- THREADS...]`
+//! `cargo bench -p tensorfold-kernels --bench decode [-- FOLDER] [THREADS...]`
 //!
-//! A prompt of 512 tokens in one call, then 128 greedy tokens one by one, and
-//! the same verified eight at a time; the median of five runs each.
+//! FOLDER is a checkpoint in MLX's form, by default the demo model. A prompt
+//! of 512 tokens in one call, then 128 greedy tokens one by one, and the same
+//! verified eight at a time; the median of five runs each.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -24,12 +25,17 @@ fn median(mut run: impl FnMut() -> f64) -> f64 {
 }
 
 fn main() {
-    // Cargo passes `--bench`; numbers are ours.
-    let mut threads: Vec<usize> = std::env::args().skip(1).filter_map(|text| text.parse().ok()).collect();
+    // Cargo passes `--bench`; the rest is ours.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|text| text != "--bench").collect();
+    let mut threads: Vec<usize> = arguments.iter().filter_map(|text| text.parse().ok()).collect();
+    let folder = arguments.iter().find(|text| text.parse::<usize>().is_err());
     if threads.is_empty() {
         threads = (1..=std::thread::available_parallelism().map_or(1, usize::from)).collect();
     }
-    let checkpoint = Checkpoint::open("models/demo", 8180);
+    let checkpoint = match folder {
+        Some(folder) => Checkpoint::open(folder, u32::MAX),
+        None => Checkpoint::open("models/demo", 8180),
+    };
     let tensors = checkpoint.tensors();
     let prompt: Vec<u32> = (0..PROMPT as u32).map(|i| (i * 37 + 11) % 8000).collect();
     println!("set        threads  prompt tok/s  decode tok/s  verify-8 rows/s");

@@ -216,17 +216,14 @@ impl<'w> Tensors<'w> {
     ) -> Result<Storage<'w>, TensorError> {
         let format = |what: String| TensorError::Format { name: name.into(), format: what };
         let Packing { bits, group } = packing;
-        if !matches!(bits, 4 | 8) || !matches!(group, 32 | 64 | 128) || view.element != ElementType::U32 {
+        if !matches!(bits, 2..=6 | 8) || !matches!(group, 32 | 64 | 128) || view.element != ElementType::U32 {
             return Err(format(format!("MLX codes of {bits} bits in groups of {group}")));
         }
         let (words, groups) = (columns * bits as usize / 32, columns / group as usize);
         if !columns.is_multiple_of(group as usize) || view.shape != [rows, words] {
-            let found = view
-                .shape
-                .iter()
-                .rev()
-                .enumerate()
-                .map(|(axis, &extent)| if axis == 0 { extent * 32 / bits as usize } else { extent });
+            let found = view.shape.iter().rev().enumerate().map(|(axis, &extent)| {
+                if axis == 0 { extent.saturating_mul(32) / bits as usize } else { extent }
+            });
             let mut found: Vec<usize> = found.collect();
             found.reverse();
             return Err(TensorError::Shape { name: name.into(), found, wanted: vec![rows, columns] });
@@ -339,8 +336,30 @@ mod tests {
         assert!(
             tensors.matrix("w", 2, 32).unwrap_err().to_string().contains("[2, 64]; the model needs [2, 32]")
         );
-        tensors.insert("w", packed([2, 6], 3, 64, &bytes[..48]));
-        assert!(error(&tensors).contains("MLX codes of 3 bits in groups of 64"));
+        for (bits, group) in [(0, 32), (1, 32), (7, 32), (16, 32), (4, 0), (4, 16), (4, 256)] {
+            tensors.insert("w", packed([2, 8], bits, group, &bytes[..64]));
+            let wanted = format!("MLX codes of {bits} bits in groups of {group}");
+            assert!(error(&tensors).contains(&wanted), "{wanted}");
+        }
+    }
+
+    #[test]
+    fn every_width_of_codes_has_its_own_number_of_words() {
+        let bytes = [0u8; 256];
+        for (bits, words) in [(2, 4), (3, 6), (4, 8), (5, 10), (6, 12), (8, 16)] {
+            for group in [32, 64] {
+                let mut tensors = Tensors::new();
+                let groups = 64 / group;
+                tensors.insert("w", packed([2, words], bits, group as u32, &bytes[..8 * words]));
+                for part in ["w.scales", "w.biases"] {
+                    tensors.insert(part, plain(ElementType::F16, [2, groups], &bytes[..4 * groups]));
+                }
+                assert!(tensors.matrix("w", 2, 64).is_ok(), "{bits} bits in groups of {group}");
+                assert!(tensors.matrix("w", 2, 128).is_err());
+                tensors.insert("w", packed([2, words], bits, group as u32, &bytes[..8 * words - 4]));
+                assert!(tensors.matrix("w", 2, 64).unwrap_err().to_string().contains("bytes; its shape"));
+            }
+        }
     }
 
     #[test]

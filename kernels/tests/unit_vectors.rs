@@ -17,7 +17,7 @@ fn packed_products_match_mlx() {
     let vectors = Vectors::open("goldens/unit/quant.safetensors");
     let x = vectors.f32("x");
     let ids: Vec<u32> = (0..5).collect();
-    for bits in [4, 8] {
+    for bits in [2, 3, 4, 5, 6, 8] {
         for group in [32, 64, 128] {
             let name = |part: &str| format!("affine.b{bits}.g{group}.{part}");
             let mut tensors = Tensors::new();

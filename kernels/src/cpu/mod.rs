@@ -5,6 +5,7 @@
 
 mod attention;
 mod delta;
+mod embed;
 mod experts;
 mod matmul;
 mod pool;
@@ -24,7 +25,7 @@ use crate::device::{
     AttentionLane, DeltaInputs, DeltaLane, DeltaTarget, Device, DeviceError, DeviceLimits, DeviceResult,
     Draw, DrawRequest, ExpertInput, ExpertProduct, Product,
 };
-use crate::weights::{MatrixView, Storage, floats_into};
+use crate::weights::MatrixView;
 use attention::Heads;
 use delta::Shape;
 use pool::Pool;
@@ -181,33 +182,7 @@ impl Device for CpuDevice {
     }
 
     fn embed(&mut self, table: &MatrixView<'_>, tokens: &[u32], out: &mut Vec<f32>) -> DeviceResult {
-        let width = table.columns;
-        for (&token, out) in tokens.iter().zip(out.chunks_exact_mut(width)) {
-            let token = token as usize;
-            match table.storage {
-                Storage::Plain { element, bytes } => {
-                    let row = width * element.bytes();
-                    floats_into(element, &bytes[token * row..(token + 1) * row], out);
-                }
-                Storage::Affine { packing, codes, element, scales, biases } => {
-                    let groups = width / packing.group as usize;
-                    let (mut scale, mut bias) = (vec![0.0; groups], vec![0.0; groups]);
-                    let part = token * groups * element.bytes()..(token + 1) * groups * element.bytes();
-                    floats_into(element, &scales[part.clone()], &mut scale);
-                    floats_into(element, &biases[part], &mut bias);
-                    let row = width * packing.bits as usize / 8;
-                    let codes = &codes[token * row..(token + 1) * row];
-                    for (i, out) in out.iter_mut().enumerate() {
-                        let code = match packing.bits {
-                            4 => codes[i / 2] >> (i % 2 * 4) & 15,
-                            _ => codes[i],
-                        };
-                        let group = i / packing.group as usize;
-                        *out = scale[group] * f32::from(code) + bias[group];
-                    }
-                }
-            }
-        }
+        embed::embed(table, tokens, out);
         Ok(())
     }
 

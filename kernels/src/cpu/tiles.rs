@@ -94,6 +94,55 @@ impl Tile<'_> {
     }
 }
 
+/// A buffer cut into chunks of equal length, the last one perhaps shorter, each
+/// of which one task may take.
+pub(crate) struct Chunks<'a, T> {
+    data: *mut T,
+    length: usize,
+    chunk: usize,
+    taken: Vec<AtomicBool>,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: as for `Tiles`, of things that may move to other threads.
+unsafe impl<T: Send> Send for Chunks<'_, T> {}
+// SAFETY: as above; `take` is the only access and hands out each chunk once.
+unsafe impl<T: Send> Sync for Chunks<'_, T> {}
+
+impl<'a, T> Chunks<'a, T> {
+    /// Cuts `data` into chunks of `chunk`.
+    ///
+    /// # Panics
+    /// When `chunk` is zero.
+    pub(crate) fn new(data: &'a mut [T], chunk: usize) -> Chunks<'a, T> {
+        let chunks = data.len().div_ceil(chunk);
+        Chunks {
+            data: data.as_mut_ptr(),
+            length: data.len(),
+            chunk,
+            taken: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
+            borrow: PhantomData,
+        }
+    }
+
+    /// How many chunks there are.
+    pub(crate) fn count(&self) -> usize {
+        self.taken.len()
+    }
+
+    /// Takes chunk `index`.
+    ///
+    /// # Panics
+    /// When there is no such chunk, or it was taken before.
+    pub(crate) fn take(&self, index: usize) -> &'a mut [T] {
+        assert!(!self.taken[index].swap(true, Ordering::Relaxed), "chunk {index} was taken twice");
+        let start = index * self.chunk;
+        // SAFETY: `index` is below the number of chunks, so `start` is inside the buffer, which is
+        // borrowed for 'a; chunks do not overlap and each is handed out once.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(start), self.chunk.min(self.length - start)) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,6 +160,26 @@ mod tests {
         }
         assert!(data[..70].iter().all(|&x| x == 1.0));
         assert!(data[70..].iter().all(|&x| x == 0.0));
+    }
+
+    #[test]
+    fn chunks_cover_the_buffer_once() {
+        let mut data = [0; 11];
+        let chunks = Chunks::new(&mut data, 4);
+        assert_eq!(chunks.count(), 3);
+        for index in 0..3 {
+            chunks.take(index).iter_mut().for_each(|x| *x += 1);
+        }
+        assert_eq!(data, [1; 11]);
+    }
+
+    #[test]
+    #[should_panic(expected = "chunk 0 was taken twice")]
+    fn a_chunk_cannot_be_taken_twice() {
+        let mut data = [0; 4];
+        let chunks = Chunks::new(&mut data, 2);
+        let _first = chunks.take(0);
+        chunks.take(0);
     }
 
     #[test]

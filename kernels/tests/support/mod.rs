@@ -79,7 +79,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads a folder below `tests`; ids from `selectable` on are padding.
+    /// Reads a folder, below `tests` unless absolute; ids from `selectable` on
+    /// are padding.
     pub fn open(folder: &str, selectable: u32) -> Checkpoint {
         let root = tests_folder().join(folder);
         let config = json(&format!("{folder}/config.json"));
@@ -212,7 +213,7 @@ fn spec(config: &Value, selectable: u32, file: &SafeTensors<'_>) -> ModelSpec {
         version: MODEL_SPEC_VERSION,
         hidden_size: number("hidden_size"),
         vocabulary_rows: number("vocab_size"),
-        selectable_vocabulary: selectable,
+        selectable_vocabulary: selectable.min(number("vocab_size")),
         context_window: number("max_position_embeddings"),
         norm_epsilon: text["rms_norm_eps"].as_f64().unwrap(),
         norm_weight_offset: if shifted { 0.0 } else { 1.0 },

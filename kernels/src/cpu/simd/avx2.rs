@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Simd};
+use super::{Kernel, LANES, Simd, code_bytes, code_shifts};
 
 /// Proof that the machine has AVX2, FMA and F16C, and the operations on them.
 #[derive(Clone, Copy)]
@@ -36,7 +36,8 @@ macro_rules! halves {
 
 impl Simd for Avx2 {
     type F = (__m256, __m256);
-    type I = (__m256i, __m256i);
+    type Table = (f32, f32);
+    const REGISTERS: usize = 16;
 
     #[inline(always)]
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
@@ -129,49 +130,57 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn load_words(self, bytes: &[u8; 64]) -> Self::I {
-        intrinsics!((
-            _mm256_loadu_si256(bytes.as_ptr().cast()),
-            _mm256_loadu_si256(bytes.as_ptr().add(32).cast()),
-        ))
-    }
-
-    #[inline(always)]
-    fn low_nibbles(self, words: Self::I) -> Self::F {
+    fn sum_four(self, [a, b, c, d]: [Self::F; 4]) -> [f32; 4] {
         intrinsics!({
-            let mask = _mm256_set1_epi32(15);
-            (
-                _mm256_cvtepi32_ps(_mm256_and_si256(words.0, mask)),
-                _mm256_cvtepi32_ps(_mm256_and_si256(words.1, mask)),
-            )
+            // Quarters of two vectors side by side; what is added to what is the same as in `sum`.
+            let (a, b) = (_mm256_add_ps(a.0, a.1), _mm256_add_ps(b.0, b.1));
+            let (c, d) = (_mm256_add_ps(c.0, c.1), _mm256_add_ps(d.0, d.1));
+            let ac =
+                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, c), _mm256_permute2f128_ps::<0x31>(a, c));
+            let bd =
+                _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(b, d), _mm256_permute2f128_ps::<0x31>(b, d));
+            // Lanes 0 and 2, then 1 and 3, of a and b, and of c and d.
+            let two = _mm256_add_ps(
+                _mm256_shuffle_ps::<0b01_00_01_00>(ac, bd),
+                _mm256_shuffle_ps::<0b11_10_11_10>(ac, bd),
+            );
+            let one = _mm256_add_ps(two, _mm256_permute_ps::<0b11_11_01_01>(two));
+            let mut lanes = [0.0; 8];
+            _mm256_storeu_ps(lanes.as_mut_ptr(), one);
+            [lanes[0], lanes[2], lanes[4], lanes[6]]
         })
     }
 
     #[inline(always)]
-    fn low_bytes(self, words: Self::I) -> Self::F {
+    fn table(self, scale: f32, bias: f32) -> (f32, f32) {
+        (scale, bias)
+    }
+
+    #[inline(always)]
+    fn nibbles(self, bytes: &[u8; LANES], (scale, bias): (f32, f32)) -> (Self::F, Self::F) {
+        let (scale, bias) = (self.splat(scale), self.splat(bias));
         intrinsics!({
-            let mask = _mm256_set1_epi32(255);
-            (
-                _mm256_cvtepi32_ps(_mm256_and_si256(words.0, mask)),
-                _mm256_cvtepi32_ps(_mm256_and_si256(words.1, mask)),
-            )
+            let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
+            let mask = _mm_set1_epi8(15);
+            let low = _mm_and_si128(bytes, mask);
+            let high = _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask);
+            (self.fma(widen(low), scale, bias), self.fma(widen(high), scale, bias))
         })
     }
 
     #[inline(always)]
-    fn shift_4(self, words: Self::I) -> Self::I {
-        intrinsics!((_mm256_srli_epi32::<4>(words.0), _mm256_srli_epi32::<4>(words.1)))
+    fn bytes(self, bytes: &[u8; LANES]) -> Self::F {
+        intrinsics!(widen(_mm_loadu_si128(bytes.as_ptr().cast())))
     }
 
     #[inline(always)]
-    fn shift_8(self, words: Self::I) -> Self::I {
-        intrinsics!((_mm256_srli_epi32::<8>(words.0), _mm256_srli_epi32::<8>(words.1)))
+    fn codes<const BITS: usize>(self, bytes: &[u8; LANES]) -> Self::F {
+        intrinsics!((eight_codes::<BITS, 0>(bytes), eight_codes::<BITS, 1>(bytes)))
     }
 
     #[inline(always)]
     fn load_f32(self, bytes: &[u8; 64]) -> Self::F {
-        let words = self.load_words(bytes);
-        intrinsics!((_mm256_castsi256_ps(words.0), _mm256_castsi256_ps(words.1)))
+        intrinsics!((_mm256_loadu_ps(bytes.as_ptr().cast()), _mm256_loadu_ps(bytes.as_ptr().add(32).cast()),))
     }
 
     #[inline(always)]
@@ -193,17 +202,31 @@ impl Simd for Avx2 {
             _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().add(16).cast())),
         ))
     }
+}
 
-    #[inline(always)]
-    fn spread(self, values: &[f32; 4], per_value: usize) -> Self::F {
-        let (low, high) = match per_value {
-            4 => ([0, 1], [2, 3]),
-            8 => ([0, 0], [1, 1]),
-            _ => ([0, 0], [0, 0]),
-        };
-        intrinsics!((
-            _mm256_set_m128(_mm_set1_ps(values[low[1]]), _mm_set1_ps(values[low[0]])),
-            _mm256_set_m128(_mm_set1_ps(values[high[1]]), _mm_set1_ps(values[high[0]])),
-        ))
-    }
+/// Sixteen bytes as floats.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn widen(bytes: __m128i) -> (__m256, __m256) {
+    let high = _mm_unpackhi_epi64(bytes, bytes);
+    (_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(high)))
+}
+
+/// The codes of lanes 0 to 7, or from lane 8 on, as floats.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn eight_codes<const BITS: usize, const HALF: usize>(bytes: &[u8; LANES]) -> __m256 {
+    let spread = const { code_bytes::<BITS>() };
+    let shifts = const { code_shifts::<BITS>() };
+    // SAFETY: the loads are inside the three arrays: 16 bytes of 16, and half HALF of each of the
+    // other two.
+    let (bytes, spread, shifts) = unsafe {
+        (
+            _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes.as_ptr().cast())),
+            _mm256_loadu_si256(spread.as_ptr().add(32 * HALF).cast()),
+            _mm256_loadu_si256(shifts.as_ptr().add(8 * HALF).cast()),
+        )
+    };
+    let words = _mm256_srlv_epi32(_mm256_shuffle_epi8(bytes, spread), shifts);
+    _mm256_cvtepi32_ps(_mm256_and_si256(words, _mm256_set1_epi32((1 << BITS) - 1)))
 }

@@ -2,9 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Simd};
+use super::{Kernel, LANES, Simd, code_bytes, code_shifts};
 
-/// Proof that the machine has AVX-512 F, and the operations on it.
+/// Proof that the machine has AVX-512 F and BW, and the operations on it.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
@@ -14,6 +14,7 @@ impl Avx512 {
         // The narrower sets are part of every machine with AVX-512; they are
         // asked for because kernels are compiled with them as well.
         let found = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
@@ -32,11 +33,12 @@ macro_rules! intrinsics {
 
 impl Simd for Avx512 {
     type F = __m512;
-    type I = __m512i;
+    type Table = __m512;
+    const REGISTERS: usize = 32;
 
     #[inline(always)]
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx512f,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx2,fma,f16c")]
         fn compiled<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
             kernel.run(simd)
         }
@@ -118,34 +120,67 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn load_words(self, bytes: &[u8; 64]) -> Self::I {
-        intrinsics!(_mm512_loadu_si512(bytes.as_ptr().cast()))
-    }
-
-    #[inline(always)]
-    fn low_nibbles(self, words: Self::I) -> Self::F {
+    fn sum_four(self, [a, b, c, d]: [Self::F; 4]) -> [f32; 4] {
         intrinsics!({
-            // The permutation looks at the lowest four bits of each index alone.
-            let codes = _mm512_setr_ps(
-                0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
+            // Halves of two vectors side by side, then quarters of four; what is added to what is
+            // the same as in `sum`.
+            let ab = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b),
+                _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b),
             );
-            _mm512_permutexvar_ps(words, codes)
+            let cd = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b01_00_01_00>(c, d),
+                _mm512_shuffle_f32x4::<0b11_10_11_10>(c, d),
+            );
+            let four = _mm512_add_ps(
+                _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd),
+                _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd),
+            );
+            let two = _mm512_add_ps(four, _mm512_permute_ps::<0b11_10_11_10>(four));
+            let one = _mm512_add_ps(two, _mm512_permute_ps::<0b01_01_01_01>(two));
+            let firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+            let sums = _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, one));
+            let mut out = [0.0; 4];
+            _mm_storeu_ps(out.as_mut_ptr(), sums);
+            out
         })
     }
 
     #[inline(always)]
-    fn low_bytes(self, words: Self::I) -> Self::F {
-        intrinsics!(_mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(255))))
+    fn table(self, scale: f32, bias: f32) -> __m512 {
+        intrinsics!({
+            let codes = _mm512_setr_ps(
+                0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
+            );
+            _mm512_fmadd_ps(codes, _mm512_set1_ps(scale), _mm512_set1_ps(bias))
+        })
     }
 
     #[inline(always)]
-    fn shift_4(self, words: Self::I) -> Self::I {
-        intrinsics!(_mm512_srli_epi32::<4>(words))
+    fn nibbles(self, bytes: &[u8; LANES], table: __m512) -> (Self::F, Self::F) {
+        intrinsics!({
+            let words = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()));
+            // The permutation looks at the lowest four bits of each index alone.
+            let low = _mm512_permutexvar_ps(words, table);
+            (low, _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(words), table))
+        })
     }
 
     #[inline(always)]
-    fn shift_8(self, words: Self::I) -> Self::I {
-        intrinsics!(_mm512_srli_epi32::<8>(words))
+    fn bytes(self, bytes: &[u8; LANES]) -> Self::F {
+        intrinsics!(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()))))
+    }
+
+    #[inline(always)]
+    fn codes<const BITS: usize>(self, bytes: &[u8; LANES]) -> Self::F {
+        intrinsics!({
+            let spread = const { code_bytes::<BITS>() };
+            let shifts = const { code_shifts::<BITS>() };
+            let bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.as_ptr().cast()));
+            let words = _mm512_shuffle_epi8(bytes, _mm512_loadu_si512(spread.as_ptr().cast()));
+            let words = _mm512_srlv_epi32(words, _mm512_loadu_si512(shifts.as_ptr().cast()));
+            _mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32((1 << BITS) - 1)))
+        })
     }
 
     #[inline(always)]
@@ -164,18 +199,5 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn load_f16(self, bytes: &[u8; 32]) -> Self::F {
         intrinsics!(_mm512_cvtph_ps(_mm256_loadu_si256(bytes.as_ptr().cast())))
-    }
-
-    #[inline(always)]
-    fn spread(self, values: &[f32; 4], per_value: usize) -> Self::F {
-        intrinsics!({
-            let values = _mm512_castps128_ps512(_mm_loadu_ps(values.as_ptr()));
-            let lanes = match per_value {
-                4 => _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
-                8 => _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),
-                _ => _mm512_setzero_si512(),
-            };
-            _mm512_permutexvar_ps(lanes, values)
-        })
     }
 }

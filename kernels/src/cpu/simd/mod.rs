@@ -38,8 +38,11 @@ pub(crate) trait Kernel {
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen floats.
     type F: Copy;
-    /// Sixteen 32-bit words.
-    type I: Copy;
+    /// What [`Simd::table`] prepares.
+    type Table: Copy;
+    /// Registers of the machine, for the choice of tiles; none where code is
+    /// portable.
+    const REGISTERS: usize;
 
     /// Runs `kernel` compiled for this instruction set.
     fn run<K: Kernel>(self, kernel: K) -> K::Output;
@@ -64,16 +67,19 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// The sum of all lanes: lane `i` and `i + 8`, then 4, 2, 1 apart.
     fn sum(self, a: Self::F) -> f32;
 
-    /// Sixteen little-endian words at any address.
-    fn load_words(self, bytes: &[u8; 64]) -> Self::I;
-    /// The lowest four bits of each word, as floats.
-    fn low_nibbles(self, words: Self::I) -> Self::F;
-    /// The lowest eight bits of each word, as floats.
-    fn low_bytes(self, words: Self::I) -> Self::F;
-    /// Each word shifted right by four bits.
-    fn shift_4(self, words: Self::I) -> Self::I;
-    /// Each word shifted right by eight bits.
-    fn shift_8(self, words: Self::I) -> Self::I;
+    /// Four sums as [`Simd::sum`] forms them.
+    fn sum_four(self, vectors: [Self::F; 4]) -> [f32; 4];
+
+    /// Prepares `scale * code + bias`, rounded once, for codes of four bits.
+    fn table(self, scale: f32, bias: f32) -> Self::Table;
+    /// The table's values for the lower halves of the bytes, then for the
+    /// upper ones.
+    fn nibbles(self, bytes: &[u8; LANES], table: Self::Table) -> (Self::F, Self::F);
+    /// Sixteen bytes as floats.
+    fn bytes(self, bytes: &[u8; LANES]) -> Self::F;
+    /// The first sixteen codes of `BITS` bits, at most 6, as floats; the low
+    /// bits of a byte come first.
+    fn codes<const BITS: usize>(self, bytes: &[u8; LANES]) -> Self::F;
 
     /// Sixteen little-endian floats at any address.
     fn load_f32(self, bytes: &[u8; 64]) -> Self::F;
@@ -81,10 +87,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn load_bf16(self, bytes: &[u8; 32]) -> Self::F;
     /// Sixteen little-endian half floats at any address.
     fn load_f16(self, bytes: &[u8; 32]) -> Self::F;
-
-    /// Spreads the first `LANES / per_value` of four values over the lanes:
-    /// lane `i` gets `values[i / per_value]`. `per_value` is 4, 8 or 16.
-    fn spread(self, values: &[f32; 4], per_value: usize) -> Self::F;
 
     #[inline(always)]
     fn zero(self) -> Self::F {
@@ -126,6 +128,33 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     }
 }
 
+/// For each lane, the two bytes of a code within its 16 bytes, and 0x80 for
+/// the zeros above; for the byte shuffle, which works in quarters of a register.
+#[cfg(target_arch = "x86_64")]
+const fn code_bytes<const BITS: usize>() -> [u8; 4 * LANES] {
+    let mut bytes = [0x80; 4 * LANES];
+    let mut lane = 0;
+    while lane < LANES {
+        let first = (lane * BITS / 8) as u8;
+        bytes[4 * lane] = first;
+        bytes[4 * lane + 1] = first + 1;
+        lane += 1;
+    }
+    bytes
+}
+
+/// For each lane, how far its code lies above the first of these bytes.
+#[cfg(target_arch = "x86_64")]
+const fn code_shifts<const BITS: usize>() -> [u32; LANES] {
+    let mut shifts = [0; LANES];
+    let mut lane = 0;
+    while lane < LANES {
+        shifts[lane] = (lane * BITS % 8) as u32;
+        lane += 1;
+    }
+    shifts
+}
+
 /// The instruction set in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstructionSet {
@@ -133,7 +162,7 @@ pub enum InstructionSet {
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// AVX-512 F.
+    /// AVX-512 F and BW.
     Avx512,
 }
 
@@ -205,9 +234,9 @@ mod tests {
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> Vec<u32> {
             let (a, b) = (s.load(self.a), s.load(self.b));
-            let words = s.load_words(self.bytes);
+            let sixteen: &[u8; 16] = self.bytes[3..19].try_into().unwrap();
+            let (low, high) = s.nibbles(sixteen, s.table(self.a[0], self.b[0]));
             let half: &[u8; 32] = self.bytes[7..39].try_into().unwrap();
-            let four = [self.a[0], self.a[1], self.a[2], self.a[3]];
             let small = s.round(s.max(s.min(a, s.splat(120.0)), s.splat(-120.0)));
             let vectors = [
                 s.add(a, b),
@@ -222,18 +251,21 @@ mod tests {
                 s.exp(a),
                 s.sigmoid(b),
                 s.silu(b),
-                s.low_nibbles(words),
-                s.low_nibbles(s.shift_4(words)),
-                s.low_bytes(words),
-                s.low_bytes(s.shift_8(words)),
+                low,
+                high,
+                s.bytes(sixteen),
+                s.codes::<2>(sixteen),
+                s.codes::<3>(sixteen),
+                s.codes::<5>(sixteen),
+                s.codes::<6>(sixteen),
                 s.load_f32(self.bytes),
                 s.load_bf16(half),
                 s.load_f16(half),
-                s.spread(&four, 4),
-                s.spread(&four, 8),
-                s.spread(&four, 16),
             ];
-            let mut out = vec![s.sum(a).to_bits()];
+            let four = [a, b, s.mul(a, b), s.add(a, b)];
+            let mut out: Vec<u32> = s.sum_four(four).map(f32::to_bits).into();
+            out.extend(four.map(|vector| s.sum(vector).to_bits()));
+            assert_eq!(out[..4], out[4..]);
             for vector in vectors {
                 let mut lanes = [0.0; 16];
                 s.store(vector, &mut lanes);

@@ -20,7 +20,8 @@ fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; L
 
 impl Simd for Portable {
     type F = [f32; LANES];
-    type I = [u32; LANES];
+    type Table = (f32, f32);
+    const REGISTERS: usize = 0;
 
     #[inline(always)]
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
@@ -101,29 +102,32 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn load_words(self, bytes: &[u8; 64]) -> Self::I {
-        let (words, _) = bytes.as_chunks::<4>();
-        std::array::from_fn(|lane| u32::from_le_bytes(words[lane]))
+    fn sum_four(self, vectors: [Self::F; 4]) -> [f32; 4] {
+        vectors.map(|vector| self.sum(vector))
     }
 
     #[inline(always)]
-    fn low_nibbles(self, words: Self::I) -> Self::F {
-        words.map(|word| (word & 15) as f32)
+    fn table(self, scale: f32, bias: f32) -> (f32, f32) {
+        (scale, bias)
     }
 
     #[inline(always)]
-    fn low_bytes(self, words: Self::I) -> Self::F {
-        words.map(|word| (word & 255) as f32)
+    fn nibbles(self, bytes: &[u8; LANES], (scale, bias): (f32, f32)) -> (Self::F, Self::F) {
+        (
+            bytes.map(|byte| f32::from(byte & 15).mul_add(scale, bias)),
+            bytes.map(|byte| f32::from(byte >> 4).mul_add(scale, bias)),
+        )
     }
 
     #[inline(always)]
-    fn shift_4(self, words: Self::I) -> Self::I {
-        words.map(|word| word >> 4)
+    fn bytes(self, bytes: &[u8; LANES]) -> Self::F {
+        bytes.map(f32::from)
     }
 
     #[inline(always)]
-    fn shift_8(self, words: Self::I) -> Self::I {
-        words.map(|word| word >> 8)
+    fn codes<const BITS: usize>(self, bytes: &[u8; LANES]) -> Self::F {
+        let bits = u128::from_le_bytes(*bytes);
+        std::array::from_fn(|lane| ((bits >> (lane * BITS)) as u32 & ((1 << BITS) - 1)) as f32)
     }
 
     #[inline(always)]
@@ -142,10 +146,5 @@ impl Simd for Portable {
     fn load_f16(self, bytes: &[u8; 32]) -> Self::F {
         let (words, _) = bytes.as_chunks::<2>();
         std::array::from_fn(|lane| f16::from_le_bytes(words[lane]).to_f32())
-    }
-
-    #[inline(always)]
-    fn spread(self, values: &[f32; 4], per_value: usize) -> Self::F {
-        std::array::from_fn(|lane| values[lane / per_value])
     }
 }

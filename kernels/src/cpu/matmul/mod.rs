@@ -1,0 +1,244 @@
+//! Activations times weights, the bulk of all work.
+//!
+//! Inputs are taken in units of 32, two vectors of sixteen lanes. A weight is
+//! first turned into a float, packed ones by `scale * code + bias` in one
+//! rounding; then each lane adds its products unit by unit in one chain of
+//! fused multiply-adds, and at the end the lanes are summed by one tree. Each
+//! output of each row has its own lanes, so tiles share the loading and
+//! unpacking of weights between rows without any influence on the bits of a
+//! row: one row alone, many rows, any tile and any number of threads give the
+//! same result.
+//!
+//! Few rows unpack weights in registers, as they are met ([`direct`]); many
+//! rows unpack the weights of some outputs once into a buffer that stays in
+//! the cache and multiply from there ([`panel`]). Weights themselves stay
+//! where they are mapped; no copy of a whole matrix is ever made.
+
+mod decoders;
+mod direct;
+mod layout;
+mod panel;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::pool::Pool;
+use super::simd::{InstructionSet, Kernel, LANES, Simd};
+use super::tiles::{Tile, Tiles};
+use crate::weights::{ElementType, MatrixView, Storage};
+use decoders::{Bf16, Bits, Bytes, Decoder, F16, F32, Nibbles, ReadScales, Scales};
+use direct::Direct;
+use layout::{Activations, Layout};
+use panel::{Panel, Unpack};
+
+/// Inputs of a unit.
+const UNIT: usize = 2 * LANES;
+/// Rows from which on weights are unpacked into a panel.
+const PANEL_ROWS: usize = 4;
+/// Floats of a panel: it shares the second-level cache with activations.
+const PANEL_FLOATS: usize = 1 << 16;
+/// Most outputs that one task computes.
+const TASK_OUTPUTS: usize = 256;
+/// Outputs of a task are a multiple of this, that tiles come out even.
+const TILE_OUTPUTS: usize = 4;
+/// Tasks for each thread, so that a thread that is held up delays nobody.
+const TASKS_PER_THREAD: usize = 4;
+/// Rows times inputs times outputs from which on other threads help.
+const PARALLEL_WORK: usize = 1 << 16;
+
+/// Sixteen floats that lie in one cache line.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Vector([f32; LANES]);
+
+const ZERO: Vector = Vector([0.0; LANES]);
+
+thread_local! {
+    /// Room that tasks of this thread use one after the other.
+    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { scales: Vec::new(), panel: Vec::new() }) };
+}
+
+struct Scratch {
+    scales: Vec<f32>,
+    panel: Vec<Vector>,
+}
+
+/// One product: `out[row][output] = x[row] . weights[output] + bias[output]`.
+pub(crate) struct Product<'a, 'w> {
+    pub(crate) weights: &'a MatrixView<'w>,
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) out: &'a mut [f32],
+}
+
+/// Multiplies `rows` rows of `x` with several matrices of equal width.
+pub(crate) fn multiply(
+    set: InstructionSet,
+    pool: &mut Pool,
+    x: &[f32],
+    rows: usize,
+    products: &mut [Product<'_, '_>],
+) {
+    let Some(first) = products.first() else { return };
+    let columns = first.weights.columns;
+    let outputs: usize = products.iter().map(|product| product.weights.rows).sum();
+    let parallel = rows * columns * outputs >= PARALLEL_WORK;
+    let task_outputs = task_outputs(rows, columns, outputs, pool.threads());
+    let mut laid_out: Vec<Activations> = Vec::new();
+    for product in products.iter() {
+        let layout = Layout::of(product.weights);
+        if !laid_out.iter().any(|x| x.layout == layout) {
+            laid_out.push(Activations::new(layout, pool, x, rows, columns));
+        }
+    }
+    let mut parts = Vec::new();
+    for product in products.iter_mut() {
+        let weights = product.weights;
+        assert_eq!(weights.columns, columns, "matrices of one call have equal widths");
+        let x = laid_out.iter().find(|x| x.layout == Layout::of(weights)).expect("laid out above");
+        let tiles = Tiles::new(product.out, rows, weights.rows, rows.max(1), task_outputs);
+        parts.push((weights, x, product.bias, tiles));
+    }
+    let tasks = parts.iter().map(|part| part.3.count()).sum();
+    pool.run(parallel, tasks, |task| {
+        let mut index = task;
+        for (weights, x, bias, tiles) in &parts {
+            if index < tiles.count() {
+                let outputs = index * task_outputs..weights.rows.min((index + 1) * task_outputs);
+                let mut out = tiles.take(index);
+                SCRATCH.with_borrow_mut(|scratch| {
+                    set.run(Task { weights, x, rows, outputs: outputs.clone(), out: &mut out, scratch });
+                });
+                if let Some(bias) = bias {
+                    for row in 0..rows {
+                        out.row(row).iter_mut().zip(&bias[outputs.clone()]).for_each(|(y, b)| *y += b);
+                    }
+                }
+                return;
+            }
+            index -= tiles.count();
+        }
+    });
+}
+
+/// How many outputs a task computes: few enough to keep every thread busy and
+/// a panel in the cache. The bits of results do not depend on it.
+fn task_outputs(rows: usize, columns: usize, outputs: usize, threads: usize) -> usize {
+    let cached = match rows {
+        PANEL_ROWS.. => PANEL_FLOATS / columns.max(1),
+        _ => TASK_OUTPUTS,
+    };
+    let shared = match threads {
+        1 => TASK_OUTPUTS,
+        _ => outputs.div_ceil(threads * TASKS_PER_THREAD),
+    };
+    cached.min(shared).min(TASK_OUTPUTS).next_multiple_of(TILE_OUTPUTS)
+}
+
+/// Some outputs for all rows.
+struct Task<'a, 'w, 'o> {
+    weights: &'a MatrixView<'w>,
+    x: &'a Activations,
+    rows: usize,
+    outputs: Range<usize>,
+    out: &'a mut Tile<'o>,
+    scratch: &'a mut Scratch,
+}
+
+impl Kernel for Task<'_, '_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Task { weights, x, rows, outputs, out, scratch: Scratch { scales, panel } } = self;
+        s.run(ReadScales { weights, outputs: outputs.clone(), room: scales });
+        let (Storage::Plain { bytes, .. } | Storage::Affine { codes: bytes, .. }) = weights.storage;
+        let weights_of = Rows {
+            bytes,
+            row_bytes: bytes.len() / weights.rows.max(1),
+            scales: Scales::new(weights, scales),
+            first: outputs.start,
+            units: x.units,
+        };
+        let job = Job { weights: &weights_of, x, rows, outputs: outputs.len(), panel, out };
+        match weights.storage {
+            Storage::Plain { element, .. } => match element {
+                ElementType::F32 => job.run::<S, F32>(s),
+                ElementType::Bf16 => job.run::<S, Bf16>(s),
+                ElementType::F16 => job.run::<S, F16>(s),
+                ElementType::U32 => unreachable!("a plain matrix holds floats"),
+            },
+            Storage::Affine { packing, .. } => match packing.bits {
+                2 => job.run::<S, Bits<2>>(s),
+                3 => job.run::<S, Bits<3>>(s),
+                4 => job.run::<S, Nibbles>(s),
+                5 => job.run::<S, Bits<5>>(s),
+                6 => job.run::<S, Bits<6>>(s),
+                _ => job.run::<S, Bytes>(s),
+            },
+        }
+    }
+}
+
+/// A task whose weights' form is known.
+struct Job<'a, 'o> {
+    weights: &'a Rows<'a>,
+    x: &'a Activations,
+    rows: usize,
+    outputs: usize,
+    panel: &'a mut Vec<Vector>,
+    out: &'a mut Tile<'o>,
+}
+
+impl Job<'_, '_> {
+    #[inline(always)]
+    fn run<S: Simd, D: Decoder>(self, s: S) {
+        let Job { weights, x, rows, outputs, panel, out } = self;
+        if rows < PANEL_ROWS {
+            s.run(Direct::<D> { weights, x, rows, outputs, out, decoder: PhantomData });
+        } else {
+            s.run(Unpack::<D> { weights, outputs, panel, decoder: PhantomData });
+            s.run(Panel { panel, vectors: 2 * weights.units, x, rows, outputs, out });
+        }
+    }
+}
+
+/// The weights of a task's outputs.
+struct Rows<'a> {
+    /// Those of the whole matrix.
+    bytes: &'a [u8],
+    /// Bytes of one output.
+    row_bytes: usize,
+    scales: Scales<'a>,
+    /// The task's first output; the others are counted from it.
+    first: usize,
+    /// Units of an output; the last one may be shorter.
+    units: usize,
+}
+
+impl Rows<'_> {
+    /// The weights of output `output`, and whatever comes after them: units may
+    /// be read in windows longer than they are.
+    #[inline(always)]
+    fn from(&self, output: usize) -> &[u8] {
+        &self.bytes[(self.first + output) * self.row_bytes..]
+    }
+
+    /// Units that are there in full.
+    #[inline(always)]
+    fn whole<D: Decoder>(&self) -> usize {
+        self.row_bytes / D::BYTES
+    }
+
+    /// The last unit when it is shorter than others, filled with zeros, which
+    /// meet zeros of the activations.
+    #[inline(always)]
+    fn rest<D: Decoder>(&self, output: usize) -> [u8; 128] {
+        let whole = self.whole::<D>() * D::BYTES;
+        let mut padded = [0; 128];
+        padded[..self.row_bytes - whole].copy_from_slice(&self.from(output)[whole..self.row_bytes]);
+        padded
+    }
+}

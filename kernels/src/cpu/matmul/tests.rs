@@ -1,0 +1,166 @@
+//! Products of every storage, by size, company, threads and instructions.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::weights::{Packing, floats};
+
+/// A matrix with its own bytes.
+struct Owned {
+    rows: usize,
+    columns: usize,
+    packing: Option<Packing>,
+    element: ElementType,
+    parts: [Vec<u8>; 3],
+}
+
+impl Owned {
+    fn view(&self) -> MatrixView<'_> {
+        // One byte in: weights need no alignment.
+        let [main, scales, biases] = self.parts.each_ref().map(|part| &part[1..]);
+        let storage = match self.packing {
+            None => Storage::Plain { element: self.element, bytes: main },
+            Some(packing) => Storage::Affine { packing, codes: main, element: self.element, scales, biases },
+        };
+        MatrixView { rows: self.rows, columns: self.columns, storage }
+    }
+
+    /// The weights in full.
+    fn dense(&self) -> Vec<f64> {
+        let view = self.view();
+        match view.storage {
+            Storage::Plain { element, bytes } => floats(element, bytes).into_iter().map(f64::from).collect(),
+            Storage::Affine { packing, codes, element, scales, biases } => {
+                let (scales, biases) = (floats(element, scales), floats(element, biases));
+                (0..self.rows * self.columns)
+                    .map(|i| {
+                        let bit = i * packing.bits as usize;
+                        let next = codes.get(bit / 8 + 1).copied().unwrap_or(0);
+                        let pair = u16::from_le_bytes([codes[bit / 8], next]);
+                        let code = pair >> (bit % 8) & ((1 << packing.bits) - 1);
+                        let group = i / packing.group as usize;
+                        f64::from(scales[group]) * f64::from(code) + f64::from(biases[group])
+                    })
+                    .collect()
+            }
+        }
+    }
+}
+
+fn noise(seed: &mut u64) -> f32 {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*seed >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+}
+
+fn encode(element: ElementType, values: impl Iterator<Item = f32>) -> Vec<u8> {
+    let mut out = vec![0];
+    for value in values {
+        match element {
+            ElementType::F32 => out.extend(value.to_le_bytes()),
+            ElementType::F16 => out.extend(half::f16::from_f32(value).to_le_bytes()),
+            _ => out.extend(half::bf16::from_f32(value).to_le_bytes()),
+        }
+    }
+    out
+}
+
+fn matrix(rows: usize, columns: usize, element: ElementType, packing: Option<Packing>, seed: u64) -> Owned {
+    let mut state = seed;
+    let mut values = |count: usize| (0..count).map(|_| noise(&mut state)).collect::<Vec<f32>>();
+    let parts = match packing {
+        None => [encode(element, values(rows * columns).into_iter()), vec![0], vec![0]],
+        Some(packing) => {
+            let groups = rows * columns / packing.group as usize;
+            let codes = values(1 + rows * columns * packing.bits as usize / 8);
+            [
+                codes.iter().map(|x| (x * 1e5) as i32 as u8).collect(),
+                encode(element, values(groups).into_iter()),
+                encode(element, values(groups).into_iter()),
+            ]
+        }
+    };
+    Owned { rows, columns, packing, element, parts }
+}
+
+fn run(set: InstructionSet, threads: usize, owned: &Owned, x: &[f32], rows: usize) -> Vec<f32> {
+    let mut out = vec![f32::NAN; rows * owned.rows];
+    let mut pool = Pool::new(threads).unwrap();
+    let product = Product { weights: &owned.view(), bias: None, out: &mut out };
+    multiply(set, &mut pool, x, rows, &mut [product]);
+    out
+}
+
+fn storages() -> impl Strategy<Value = (ElementType, Option<Packing>)> {
+    let element = prop::sample::select(vec![ElementType::F32, ElementType::F16, ElementType::Bf16]);
+    let packing = (prop::sample::select(vec![2, 3, 4, 5, 6, 8]), prop::sample::select(vec![32, 64, 128]))
+        .prop_map(|(bits, group)| Packing { bits, group });
+    (element, prop::option::weighted(0.7, packing))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 96 }))]
+    #[test]
+    fn products_are_right_and_a_row_never_depends_on_its_company(
+        (element, packing) in storages(),
+        rows in 1usize..20,
+        outputs in 1usize..70,
+        groups in 1usize..7,
+        odd in 0usize..32,
+        seed: u64,
+    ) {
+        let columns = match packing {
+            Some(packing) => groups * packing.group as usize,
+            None => groups * 50 + odd,
+        };
+        let owned = matrix(outputs, columns, element, packing, seed);
+        let mut state = !seed;
+        let x: Vec<f32> = (0..rows * columns).map(|_| noise(&mut state)).collect();
+        let best = run(InstructionSet::best(), 1, &owned, &x, rows);
+        let dense = owned.dense();
+        for row in 0..rows {
+            for output in 0..outputs {
+                let pairs = || x[row * columns..].iter().zip(&dense[output * columns..]).take(columns);
+                let exact: f64 = pairs().map(|(&x, w)| f64::from(x) * w).sum();
+                let size: f64 = pairs().map(|(&x, w)| (f64::from(x) * w).abs()).sum();
+                // Codes are summed before their scale, so their size counts as well.
+                let bound = 1e-6 * size + 2e-5 * if packing.is_some() { 255.0 } else { 0.0 };
+                let got = f64::from(best[row * outputs + output]);
+                prop_assert!((got - exact).abs() <= bound + 1e-6, "{got} for {exact}");
+            }
+        }
+        for row in 0..rows {
+            let alone = run(InstructionSet::best(), 1, &owned, &x[row * columns..(row + 1) * columns], 1);
+            prop_assert_eq!(&alone[..], &best[row * outputs..(row + 1) * outputs]);
+        }
+        for set in InstructionSet::available() {
+            prop_assert_eq!(&run(set, 1, &owned, &x, rows), &best, "{:?}", set);
+        }
+    }
+}
+
+#[test]
+fn thread_count_and_company_of_other_matrices_do_not_matter() {
+    let a = matrix(300, 512, ElementType::Bf16, Some(Packing { bits: 4, group: 64 }), 1);
+    let b = matrix(77, 512, ElementType::F16, None, 2);
+    let mut state = 3;
+    let x: Vec<f32> = (0..20 * 512).map(|_| noise(&mut state)).collect();
+    let expected = [run(InstructionSet::best(), 1, &a, &x, 20), run(InstructionSet::best(), 1, &b, &x, 20)];
+    for threads in [1, 2, 3] {
+        let mut pool = Pool::new(threads).unwrap();
+        let mut out = [vec![0.0; 300 * 20], vec![0.0; 77 * 20]];
+        let [out_a, out_b] = &mut out;
+        let bias = vec![1.0; 77];
+        multiply(
+            InstructionSet::best(),
+            &mut pool,
+            &x,
+            20,
+            &mut [
+                Product { weights: &a.view(), bias: None, out: out_a },
+                Product { weights: &b.view(), bias: Some(&bias), out: out_b },
+            ],
+        );
+        assert_eq!(out[0], expected[0]);
+        assert!(out[1].iter().zip(&expected[1]).all(|(y, x)| *y == x + 1.0));
+    }
+}
