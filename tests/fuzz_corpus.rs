@@ -56,3 +56,8 @@ fn tokenizers_and_templates() {
 fn manifests_and_libraries() {
     replay("manifest", |_, input| fuzz::manifest(input));
 }
+
+#[test]
+fn gguf_files() {
+    replay("gguf", fuzz::gguf);
+}

@@ -230,6 +230,69 @@ def texts():
     seed("pieces", json.dumps(pieces, separators=(",", ":")), "")
 
 
+# GGUF's numbers of types, with the bytes of a block of 32.
+GGUF_TYPES = {"f32": (0, 128), "f16": (1, 64), "q4_0": (2, 18), "q4_1": (3, 20), "q8_0": (8, 34), "bf16": (30, 64)}
+
+
+def gguf(architecture, splitting, kind, extra):
+    """A model of one layer and a width of 32; matrices are of one type."""
+    def text(value):
+        return struct.pack("<Q", len(value.encode())) + value.encode()
+
+    def pair(key, value):
+        if isinstance(value, bool):
+            return text(key) + struct.pack("<IB", 7, value)
+        if isinstance(value, int):
+            return text(key) + struct.pack("<II", 4, value)
+        if isinstance(value, float):
+            return text(key) + struct.pack("<If", 6, value)
+        if isinstance(value, str):
+            return text(key) + struct.pack("<I", 8) + text(value)
+        if isinstance(value[0], str):
+            return text(key) + struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+        return text(key) + struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
+
+    tokens = ["<end>", "a", "b", "\u0120", "ab", "\u0120ab", "<|im_end|>", "[PAD7]"]
+    values = {
+        "general.architecture": architecture, f"{architecture}.block_count": 1,
+        f"{architecture}.context_length": 64, f"{architecture}.embedding_length": 32,
+        f"{architecture}.feed_forward_length": 32, f"{architecture}.attention.head_count": 1,
+        f"{architecture}.attention.head_count_kv": 1, f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{architecture}.rope.freq_base": 1e4, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": splitting,
+        "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [3, 1, 1, 1, 1, 1, 3, 5],
+        "tokenizer.ggml.merges": ["a b", "\u0120 ab"], "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 6,
+        "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
+    }
+    matrices = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
+    tensors = [("token_embd.weight", [32, 8], kind), ("output_norm.weight", [32], "f32")]
+    tensors += [(f"blk.0.{name}.weight", [32, 32], kind) for name in matrices]
+    tensors += [(f"blk.0.{name}.weight", [32], "f32") for name in ("attn_norm", "ffn_norm")]
+    tensors += [(name, shape, "f32" if len(shape) == 1 else kind) for name, shape in extra]
+    file = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values))
+    file += b"".join(pair(key, value) for key, value in values.items())
+    data = b""
+    for name, shape, of in tensors:
+        number, block = GGUF_TYPES[of]
+        file += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, number, len(data))
+        blocks = shape[0] // 32 * (shape[1] if len(shape) > 1 else 1)
+        data += bytes(blocks * block)
+        data += bytes(-len(data) % 32)
+    return file + bytes(-len(file) % 32) + data
+
+
+def ggufs():
+    biases = [(f"blk.0.attn_{part}.bias", [32]) for part in "qkv"]
+    norms = [(f"blk.0.attn_{part}_norm.weight", [32]) for part in "qk"]
+    for name, architecture, splitting, kind, extra in [
+        ("llama-q4_0", "llama", "smollm", "q4_0", []), ("llama-q4_1", "llama", "llama-bpe", "q4_1", []),
+        ("llama-f16", "llama", "default", "f16", [("output.weight", [32, 8])]),
+        ("qwen2-q8_0", "qwen2", "qwen2", "q8_0", biases), ("qwen3-bf16", "qwen3", "qwen2", "bf16", norms),
+        ("qwen3-f32", "qwen3", "qwen2", "f32", norms),
+    ]:
+        write(f"corpus/gguf/good-{name}", gguf(architecture, splitting, kind, extra))
+
+
 MANIFEST = os.path.join(HERE, "..", "..", "plugins", "backend-cpu", "tensorfold_plugin.toml")
 
 LIBRARY = """
@@ -266,4 +329,5 @@ def plugins():
 if __name__ == "__main__":
     checkpoints()
     texts()
+    ggufs()
     plugins()

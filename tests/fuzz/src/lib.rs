@@ -8,11 +8,13 @@
 #![allow(unreachable_pub, reason = "the test of the corpora has this as a module")]
 
 mod checkpoint;
+mod gguf;
 mod manifest;
 mod scratch;
 mod text;
 
 pub use checkpoint::{config, safetensors};
+pub use gguf::gguf;
 pub use manifest::manifest;
 pub use scratch::Scratch;
 pub use text::tokenizer;

@@ -21,13 +21,15 @@ impl Scratch {
         Scratch(tempfile::Builder::new().prefix("tensorfold-fuzz-").tempdir().expect("a temporary folder"))
     }
 
-    /// Makes the folder hold exactly these files.
+    /// Makes the folder hold exactly these files, and no folder.
     pub(crate) fn fill(&self, files: &[(&str, &[u8])]) -> &Path {
         let path = self.0.path();
         for entry in fs::read_dir(path).expect("the folder is there") {
             let entry = entry.expect("the folder is there");
             if !files.iter().any(|(name, _)| entry.file_name() == *name) {
-                fs::remove_file(entry.path()).expect("a file of an earlier input");
+                let path = entry.path();
+                let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+                removed.expect("something of an earlier input");
             }
         }
         for (name, content) in files {
