@@ -112,10 +112,12 @@ fn info_tells_what_a_model_is_and_who_runs_it() {
     let sandbox = Sandbox::new();
     let bf16 = tiny("tiny-qwen3_5");
     let four_bits = tiny("tiny-qwen3_5-mlx-4bit");
-    for (model, format, head, parameters) in [
-        (demo_model(), "mlx-q4g64", "in a side file, mlx-q4g64", "24.3 million"),
-        (bf16, "bf16", "in the checkpoint, bf16", "2.1 million"),
-        (four_bits, "mlx-q4g64", "in a side file, mlx-q4g64", "2.1 million"),
+    let layers = "4 of width 128: 3 Gated DeltaNet, 1 attention";
+    let demo_layers = "12 of width 384: 9 Gated DeltaNet, 3 attention";
+    for (model, format, head, parameters, layers) in [
+        (demo_model(), "mlx-q4g64", "in a side file, mlx-q4g64", "24.3 million", demo_layers),
+        (bf16, "bf16", "in the checkpoint, bf16", "2.1 million", layers),
+        (four_bits, "mlx-q4g64", "in a side file, mlx-q4g64", "2.1 million", layers),
     ] {
         let outcome = run(&sandbox, &["info", &display(&model)]);
         outcome.exits(0);
@@ -123,7 +125,9 @@ fn info_tells_what_a_model_is_and_who_runs_it() {
         for (key, value) in [
             ("model", name),
             ("folder", &display(&model)),
+            ("licence", "not stated"),
             ("family", "qwen3_5"),
+            ("layers", layers),
             ("formats", format),
             ("own head", head),
             ("context", "4096 tokens"),
@@ -152,6 +156,111 @@ fn info_tells_what_a_model_is_and_who_runs_it() {
     assert!(outcome.stdout.starts_with("model       demo\n"), "{}", outcome.stdout);
     let document = run(&sandbox, &["info", &display(&demo_model()), "--json", "--backend", "cpu"]).json();
     assert_eq!(document["backends"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn info_describes_every_family() {
+    let sandbox = Sandbox::new();
+    let has = |name: &str, lines: &[&str]| {
+        let outcome = run(&sandbox, &["info", &display(&tiny(name))]);
+        outcome.exits(0);
+        for line in lines {
+            assert!(outcome.stdout.lines().any(|found| found == *line), "no {line:?} in\n{}", outcome.stdout);
+        }
+        assert!(!outcome.stdout.contains("problem"), "{}", outcome.stdout);
+    };
+    has(
+        "tiny-llama",
+        &[
+            "family      llama",
+            "layers      3 of width 192: attention",
+            "attention   3 heads of 64, keys and values 1",
+            "rope        theta 100000, all dimensions, not scaled",
+            "mlp         320 wide",
+            "vocabulary  1000 ids in 1024 rows; the head is the embedding",
+            "own head    none",
+            "cpu         can run it",
+        ],
+    );
+    has(
+        "tiny-qwen2",
+        &["attention   2 heads of 64, keys and values 1, with biases", "cpu         can run it"],
+    );
+    has(
+        "tiny-qwen3-mlx-4bit",
+        &["attention   2 heads of 128, keys and values 1, normed per head", "cpu         can run it"],
+    );
+    has(
+        "tiny-qwen3_5_moe-mlx-4bit",
+        &[
+            "family      qwen3_5_moe",
+            "rope        theta 10000000, 64 of 256 dimensions, not scaled",
+            "delta       keys 1 of 128, values 2 of 128",
+            "experts     8, 2 for each token, 64 wide, and a shared one 64 wide",
+            "formats     mlx-q4g64 99.5%, mlx-q8g64 0.5%",
+            "own head    in a side file, mlx-q4g64 mlx-q8g64",
+        ],
+    );
+    let document = run(&sandbox, &["info", &display(&tiny("tiny-qwen3_5_moe")), "--json"]).json();
+    let description = &document["description"];
+    assert_eq!(description["layers"], json!({ "attention": 1, "gated_delta": 3 }));
+    assert_eq!(description["feed_forward"]["experts_per_token"], 2);
+    assert_eq!(document["tokenizer_size"], 1009);
+    assert_eq!(document["kind"], "model");
+}
+
+#[test]
+fn info_shows_the_licence_and_nothing_that_paints() {
+    let sandbox = Sandbox::new();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        sandbox.file(&format!("m/{name}"), std::fs::read(tiny("tiny-llama").join(name)).unwrap());
+    }
+    sandbox.file("m/README.md", "---\nlanguage: en\nlicense: apache-2.0\n---\n# m\n");
+    let folder = display(&sandbox.path().join("m"));
+    let outcome = run(&sandbox, &["info", &folder]);
+    assert!(outcome.stdout.contains("\nlicence     apache-2.0\n"), "{}", outcome.stdout);
+    // The tokenizer is not needed to tell the rest.
+    std::fs::remove_file(sandbox.path().join("m/tokenizer.json")).unwrap();
+    let outcome = run(&sandbox, &["info", &folder]);
+    let vocabulary = "vocabulary  1024 rows; no tokenizer.json says how many ids; the head is the embedding";
+    assert!(outcome.stdout.contains(vocabulary), "{}", outcome.stdout);
+    let config = std::fs::read_to_string(tiny("tiny-llama").join("config.json")).unwrap();
+    let painted = config.replace("\"model_type\": \"llama\"", "\"model_type\": \"\\u001b[31m\\nfoo\"");
+    assert_ne!(painted, config);
+    sandbox.file("m/config.json", painted);
+    let outcome = run(&sandbox, &["info", &folder]);
+    outcome.exits(0);
+    assert!(!outcome.stdout.contains('\u{1b}') && !outcome.stdout.contains("\nfoo"), "{}", outcome.stdout);
+}
+
+#[test]
+fn weights_of_other_forms_are_refused_with_what_to_do() {
+    let sandbox = Sandbox::new();
+    let file = display(&sandbox.file("m.gguf", "GGUF"));
+    let convert = format!("tensorfold convert {file} OUTPUT");
+    let only = |name: &str| {
+        sandbox.file(&format!("{name}-only/{name}"), "x");
+        display(&sandbox.path().join(format!("{name}-only")))
+    };
+    for (model, parts) in [
+        (file.clone(), &["is a GGUF file", convert.as_str()][..]),
+        (only("q4.gguf"), &["config.json is missing", "q4.gguf is a GGUF file", "tensorfold convert"]),
+        (
+            only("pytorch_model.bin"),
+            &["pytorch_model.bin holds weights as PyTorch pickles them", "safetensors"],
+        ),
+    ] {
+        run(&sandbox, &["info", &model]).refused_with(parts);
+        run(&sandbox, &["serve", &model, "--backend", "cpu", "--port", "0"]).refused_with(parts);
+    }
+    // The same beside a configuration.
+    let config = std::fs::read(tiny("tiny-llama").join("config.json")).unwrap();
+    for (name, part) in [("q4.gguf", "q4.gguf is a GGUF file"), ("pytorch_model.bin", "PyTorch pickles")] {
+        let folder = only(name);
+        std::fs::write(format!("{folder}/config.json"), &config).unwrap();
+        run(&sandbox, &["serve", &folder, "--backend", "cpu", "--port", "0"])
+            .refused_with(&["it holds no model.safetensors", part]);
+    }
 }
 
 #[test]

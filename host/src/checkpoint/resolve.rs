@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::folder::Folder;
+use super::foreign;
 
 /// What a MODEL argument names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +33,12 @@ pub enum ResolveError {
     Neither {
         /// The argument.
         model: String,
+    },
+    /// A file where a folder is wanted.
+    #[error("{advice}")]
+    File {
+        /// What it is and what to do.
+        advice: String,
     },
     /// Spelt as a repository, which the cache does not hold.
     #[error(
@@ -95,6 +102,7 @@ pub fn resolve(model: &str, cache: &HubCache) -> Result<Resolved, ResolveError> 
     if let Some(resolved) = existing_folder(model, cache) {
         return Ok(resolved);
     }
+    refuse_file(model, cache)?;
     let repository = cached_repository(model, cache)?;
     let revision =
         pinned_revision(&repository).ok_or_else(|| ResolveError::NoRevision { model: model.into() })?;
@@ -135,6 +143,19 @@ fn existing_folder(model: &str, cache: &HubCache) -> Option<Resolved> {
     }
     let name = Folder::open(&path).map(|folder| folder.name()).unwrap_or_else(|_| model.to_owned());
     Some(Resolved { directory: path, name, repository: None, revision: None })
+}
+
+/// Says what to do with a file that was named for a model.
+fn refuse_file(model: &str, cache: &HubCache) -> Result<(), ResolveError> {
+    let path = expand(Path::new(model), cache.home.as_deref());
+    if !path.is_file() {
+        return Ok(());
+    }
+    let advice = match path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
+        true => foreign::gguf(model),
+        false => format!("{model} is a file; name the folder of the model, with its config.json"),
+    };
+    Err(ResolveError::File { advice })
 }
 
 fn cached_repository(model: &str, cache: &HubCache) -> Result<PathBuf, ResolveError> {
@@ -219,6 +240,23 @@ mod tests {
         assert_eq!((by_path.name.as_str(), by_path.repository), ("my-model", None));
         let by_home = resolve("~/my-model", &cache).unwrap();
         assert_eq!(by_home.directory, root.path().join("my-model"));
+    }
+
+    #[test]
+    fn a_file_in_place_of_a_folder_says_what_to_do() {
+        let (root, cache) = cache();
+        for name in ["m.gguf", "M.GGUF", "model.safetensors"] {
+            fs::write(root.path().join(name), "x").unwrap();
+        }
+        let message =
+            |name: &str| resolve(root.path().join(name).to_str().unwrap(), &cache).unwrap_err().to_string();
+        for name in ["m.gguf", "M.GGUF"] {
+            assert!(message(name).ends_with(&format!("{name} OUTPUT")), "{}", message(name));
+            assert!(message(name).contains("is a GGUF file, which is not served as it is"));
+        }
+        assert!(message("model.safetensors").contains("is a file; name the folder of the model"));
+        assert!(message("absent.gguf").contains("is neither a directory nor"));
+        assert!(resolve("~/m.gguf", &cache).unwrap_err().to_string().contains("tensorfold convert ~/m.gguf"));
     }
 
     #[test]

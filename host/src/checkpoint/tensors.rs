@@ -45,10 +45,15 @@ impl Tensor {
     /// Parameters of the model that this tensor holds; scales and biases of a
     /// packed matrix are none.
     pub fn parameters(&self) -> u64 {
-        if self.name.ends_with(".scales") || self.name.ends_with(".biases") {
+        if self.is_scale_or_bias() {
             return 0;
         }
         self.logical_shape().iter().product()
+    }
+
+    /// Whether it belongs to the codes of a packed matrix.
+    pub fn is_scale_or_bias(&self) -> bool {
+        self.name.ends_with(".scales") || self.name.ends_with(".biases")
     }
 
     /// Whether it belongs to the multi-token prediction head.

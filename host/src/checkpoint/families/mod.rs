@@ -77,8 +77,8 @@ pub(super) fn find(config: &Config) -> Result<&'static Family, CheckpointError> 
 ///
 /// # Errors
 /// [`CheckpointError::Unsupported`] with what to name in its place.
-pub(super) fn refuse_drafter(config: &Config) -> Result<(), CheckpointError> {
-    if config.top().get("dflash_config").is_some() {
+fn refuse_drafter(config: &Config) -> Result<(), CheckpointError> {
+    if is_external_drafter(config) {
         let found = "dflash_config marks an external drafter, not a model";
         let needed = "name the model that it drafts for, and this with --drafter";
         return Err(CheckpointError::unsupported(config.path(), found, needed));
@@ -93,6 +93,11 @@ pub(super) fn refuse_drafter(config: &Config) -> Result<(), CheckpointError> {
         return Err(CheckpointError::unsupported(config.path(), found, needed));
     }
     Ok(())
+}
+
+/// Whether a folder holds a drafter that another model is served with.
+pub(super) fn is_external_drafter(config: &Config) -> bool {
+    config.top().get("dflash_config").is_some()
 }
 
 /// The family whose prediction head a folder holds, apart from a model.

@@ -196,3 +196,51 @@ fn a_head_in_a_folder_of_its_own_says_what_it_is_and_works_where_it_says() {
     fs::remove_file(root.path().join("mtp-4bit.safetensors")).unwrap();
     assert_eq!(Checkpoint::open(root.path()).unwrap().spec, open(MLX).spec);
 }
+
+#[test]
+fn facts_share_the_bytes_among_the_formats() {
+    let facts = read_facts(Path::new(MLX)).unwrap();
+    let bytes = |wanted: Option<u32>| -> u64 {
+        let checkpoint = open(MLX);
+        let codes = checkpoint.tensors.iter().filter(|tensor| {
+            !tensor.is_mtp() && tensor.packing.is_some_and(|packing| Some(packing.bits) == wanted)
+        });
+        let part = |name: &str| checkpoint.tensor(name).unwrap().length;
+        codes
+            .map(|t| t.length + part(&format!("{}.scales", t.name)) + part(&format!("{}.biases", t.name)))
+            .sum()
+    };
+    assert_eq!(facts.format_bytes.keys().collect::<Vec<_>>(), ["mlx-q4g64", "mlx-q8g64"]);
+    assert_eq!(facts.format_bytes["mlx-q4g64"], bytes(Some(4)));
+    assert_eq!(facts.format_bytes["mlx-q8g64"], bytes(Some(8)));
+}
+
+#[test]
+fn facts_of_what_is_refused_are_those_of_the_headers() {
+    let root = changed(MLX, "config.json", |bytes| {
+        String::from_utf8(bytes).unwrap().replace("\"silu\"", "\"gelu\"").into_bytes()
+    });
+    let (facts, problem) = survey(root.path()).unwrap();
+    assert!(problem.unwrap().to_string().contains("hidden_act is \"gelu\""));
+    assert!(facts.supported && facts.spec.is_none());
+    let whole = read_facts(Path::new(MLX)).unwrap();
+    assert_eq!(facts.mtp_formats, whole.mtp_formats);
+    assert!(facts.formats.contains(&"mlx-q4g64".to_owned()), "{:?}", facts.formats);
+    assert_eq!((facts.parameters, facts.weight_bytes), (whole.parameters, whole.weight_bytes));
+    assert!(facts.spec.is_none() && whole.spec.is_some());
+}
+
+#[test]
+fn a_broken_tokenizer_is_a_problem_and_a_missing_one_is_not() {
+    let root = changed(MLX, "tokenizer.json", |mut bytes| {
+        bytes.truncate(100);
+        bytes
+    });
+    let (facts, problem) = survey(root.path()).unwrap();
+    assert!(problem.unwrap().to_string().contains("tokenizer.json does not parse"));
+    assert!(facts.spec.is_some() && facts.tokenizer_size.is_none());
+    fs::remove_file(root.path().join("tokenizer.json")).unwrap();
+    let (facts, problem) = survey(root.path()).unwrap();
+    assert!(problem.is_none() && facts.tokenizer_size.is_none());
+    assert_eq!(survey(Path::new(MLX)).unwrap().0.tokenizer_size, Some(1009));
+}
