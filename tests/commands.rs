@@ -199,6 +199,7 @@ fn info_describes_every_family() {
             "experts     8, 2 for each token, 64 wide, and a shared one 64 wide",
             "formats     mlx-q4g64 99.5%, mlx-q8g64 0.5%",
             "own head    in a side file, mlx-q4g64 mlx-q8g64",
+            "cpu         can run it",
         ],
     );
     let document = run(&sandbox, &["info", &display(&tiny("tiny-qwen3_5_moe")), "--json"]).json();
