@@ -3,7 +3,8 @@
 
 mod support;
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use support::replies::{CHAT, COMPLETIONS, ids, start, token_sha};
@@ -76,12 +77,16 @@ fn the_demo_gives_its_ten_golden_replies_to_words() {
     }
 }
 
-/// Three prompts, the last one longer than a chunk of 64 positions, each continued by 64 tokens past any stop token.
 #[track_caller]
 fn continues_as_the_references_do(checkpoint: &str) {
+    serves_golden(checkpoint, &Sandbox::new(), &tiny_model(checkpoint));
+}
+
+/// Three prompts, the last one longer than a chunk of 64 positions, each continued by 64 tokens past any stop token.
+#[track_caller]
+fn serves_golden(checkpoint: &str, sandbox: &Sandbox, folder: &Path) {
     let golden = read(&format!("goldens/expect/{checkpoint}.json"));
-    let sandbox = Sandbox::new();
-    let server = start(&sandbox, &tiny_model(checkpoint), &[]);
+    let server = start(sandbox, folder, &[]);
     let prompts = golden["prompts"].as_array().unwrap();
     assert_eq!(prompts.len(), 3);
     for prompt in prompts {
@@ -124,6 +129,86 @@ continues_as_the_references_do! {
     qwen3_5_in_4_bits: "tiny-qwen3_5-mlx-4bit",
     qwen3_5_with_experts_in_bfloat16: "tiny-qwen3_5_moe",
     qwen3_5_with_experts_in_4_bits: "tiny-qwen3_5_moe-mlx-4bit",
+}
+
+/// A copy of a checkpoint with its tensors stored differently, in as many files as `place` gives numbers.
+fn stored_anew(
+    sandbox: &Sandbox,
+    checkpoint: &str,
+    change: impl Fn(&str, Stored) -> Vec<(String, Stored)>,
+    place: impl Fn(&str) -> usize,
+) -> PathBuf {
+    let bytes = std::fs::read(tiny_model(checkpoint).join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let mut files: BTreeMap<usize, Vec<(String, Stored)>> = BTreeMap::new();
+    for (name, view) in file.iter() {
+        let stored =
+            Stored { dtype: view.dtype(), shape: view.shape().to_vec(), bytes: view.data().to_vec() };
+        for (name, stored) in change(name, stored) {
+            files.entry(place(&name)).or_default().push((name, stored));
+        }
+    }
+    let mut map = BTreeMap::new();
+    for (number, tensors) in &files {
+        let file = format!("model-{:05}-of-{:05}.safetensors", number + 1, files.len());
+        map.extend(tensors.iter().map(|(name, _)| (name.clone(), file.clone())));
+        let views = tensors.iter().map(|(name, stored)| {
+            let view =
+                safetensors::tensor::TensorView::new(stored.dtype, stored.shape.clone(), &stored.bytes);
+            (name, view.unwrap())
+        });
+        sandbox.file(&format!("{checkpoint}/{file}"), safetensors::serialize(views, None).unwrap());
+    }
+    let index = json!({ "weight_map": map });
+    sandbox.file(&format!("{checkpoint}/model.safetensors.index.json"), index.to_string());
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        let content = std::fs::read(tiny_model(checkpoint).join(name)).unwrap();
+        sandbox.file(&format!("{checkpoint}/{name}"), content);
+    }
+    sandbox.path().join(checkpoint)
+}
+
+/// A tensor as it is stored.
+struct Stored {
+    dtype: safetensors::Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+#[test]
+fn experts_that_are_stored_one_by_one_continue_as_those_in_a_stack() {
+    let one_by_one = |name: &str, stored: Stored| {
+        let Some((module, part)) = name.rsplit_once('.').filter(|(module, _)| module.ends_with(".experts"))
+        else {
+            return vec![(name.to_owned(), stored)];
+        };
+        let parts: &[&str] = if part == "gate_up_proj" { &["gate_proj", "up_proj"] } else { &["down_proj"] };
+        let [experts, rows, columns] = stored.shape[..] else { panic!("{name} is a stack") };
+        let pieces = stored.bytes.chunks(stored.bytes.len() / (experts * parts.len()));
+        let piece = |(index, bytes): (usize, &[u8])| {
+            let name = format!("{module}.{}.{}.weight", index / parts.len(), parts[index % parts.len()]);
+            let shape = vec![rows / parts.len(), columns];
+            (name, Stored { dtype: stored.dtype, shape, bytes: bytes.to_vec() })
+        };
+        pieces.enumerate().map(piece).collect()
+    };
+    let sandbox = Sandbox::new();
+    let folder = stored_anew(&sandbox, "tiny-qwen3_5_moe", one_by_one, |_| 0);
+    serves_golden("tiny-qwen3_5_moe", &sandbox, &folder);
+}
+
+#[test]
+fn several_files_in_float32_continue_as_one_in_bfloat16() {
+    let float32 = |name: &str, stored: Stored| {
+        // The upper half of a float32 is a bfloat16: nothing is rounded.
+        let bytes = stored.bytes.chunks_exact(2).flat_map(|half| [0, 0, half[0], half[1]]).collect();
+        vec![(name.to_owned(), Stored { dtype: safetensors::Dtype::F32, shape: stored.shape, bytes })]
+    };
+    for checkpoint in ["tiny-llama", "tiny-qwen2"] {
+        let sandbox = Sandbox::new();
+        let folder = stored_anew(&sandbox, checkpoint, float32, |name| name.len() % 3);
+        serves_golden(checkpoint, &sandbox, &folder);
+    }
 }
 
 /// The server reads prompts in pieces of 512 rows. A reply's tokens, once they are part of the prompt, come to lie in
