@@ -174,7 +174,7 @@ impl Job<'_> {
                         scratch.plain.extend(bytes);
                         continue;
                     }
-                    self.read_floats(row, element, offset, &mut scratch.values);
+                    losses.rounded += self.read_floats(row, element, offset, &mut scratch.values);
                     for &value in &scratch.values {
                         let kept = float::round(stored, value);
                         if kept.is_infinite() && value.is_finite() {
@@ -225,12 +225,20 @@ impl Job<'_> {
         Ok(losses)
     }
 
-    fn read_floats(&self, row: u64, element: ElementType, offset: f32, values: &mut Vec<f32>) {
+    /// Reads a row, the offset added in the source's own type. Gives how many sums were rounded for that.
+    fn read_floats(&self, row: u64, element: ElementType, offset: f32, values: &mut Vec<f32>) -> u64 {
         values.clear();
         float::decode(element, self.rows.row(row), values);
-        if offset != 0.0 {
-            values.iter_mut().for_each(|value| *value = float::round(element, *value + offset));
+        if offset == 0.0 {
+            return 0;
         }
+        let mut rounded = 0;
+        for value in values {
+            let exact = f64::from(*value) + f64::from(offset);
+            *value = float::round(element, *value + offset);
+            rounded += u64::from(f64::from(*value) != exact);
+        }
+        rounded
     }
 }
 

@@ -65,7 +65,11 @@ fn becomes_what_mlx_made(model: &str) {
     // MLX counts the parameters of modules, and not those that a layer has itself.
     index["metadata"]["total_parameters"] = wanted["metadata"]["total_parameters"].clone();
     assert!(index == wanted, "the index names other tensors or another size");
-    assert!(summary.quantized > 0 && summary.rounded == (0, 0), "{summary:?}");
+    // Sums of norms and one are rounded; nothing else is, as the goldens are of one type.
+    let norms = made.keys().filter(|name| name.contains("norm") && !name.contains("linear_attn")).count();
+    let shifted = if model.starts_with("tiny-qwen3_5") { norms } else { 0 };
+    assert!(summary.quantized > 0 && summary.rounded.0 <= shifted, "{summary:?}");
+    assert_eq!(summary.rounded.0 > 0, shifted > 0, "{summary:?}");
     assert!(output.join("tokenizer.json").is_file() && output.join("tokenizer_config.json").is_file());
 }
 
@@ -99,7 +103,7 @@ fn without_bits_the_model_keeps_its_weights_in_mlxs_form() {
     let root = tempfile::tempdir().unwrap();
     let output = root.path().join("out");
     let summary = run(&golden("tiny-qwen3_5"), &output, &Options::default()).unwrap();
-    assert_eq!((summary.quantized, summary.rounded), (0, (0, 0)));
+    assert_eq!(summary.quantized, 0);
     let made = Checkpoint::open(&output).unwrap();
     let source = Checkpoint::open(&golden("tiny-qwen3_5")).unwrap();
     assert_eq!(made.spec.norm_weight_offset, 0.0);
@@ -114,12 +118,12 @@ fn another_float_type_is_rounded_and_told() {
     let root = tempfile::tempdir().unwrap();
     let output = root.path().join("out");
     let options = Options { element: Some(ElementType::F32), ..Options::default() };
-    let summary = run(&golden("tiny-qwen3_5"), &output, &options).unwrap();
+    let summary = run(&golden("tiny-qwen3"), &output, &options).unwrap();
     assert_eq!(summary.rounded, (0, 0), "everything fits into 32 bits");
-    assert_eq!(json(&output, "config.json")["text_config"]["dtype"], "float32");
+    assert_eq!(json(&output, "config.json")["torch_dtype"], "float32");
     let back = root.path().join("back");
     let options = Options { element: Some(ElementType::F16), ..Options::default() };
-    let summary = run(&golden("tiny-qwen3_5"), &back, &options).unwrap();
+    let summary = run(&golden("tiny-qwen3"), &back, &options).unwrap();
     assert!(summary.rounded.0 > 0 && summary.rounded.1 > 0, "tiny weights lose digits in 16 bits of IEEE");
 }
 

@@ -271,5 +271,10 @@ fn notes(jobs: &[Job<'_>]) -> Vec<String> {
         };
         *counts.entry((from, to)).or_default() += 1;
     }
-    counts.into_iter().map(|((from, to), count)| format!("{from} became {to}: {count} tensors")).collect()
+    counts
+        .into_iter()
+        .map(|((from, to), count)| {
+            format!("{from} became {to}: {count} {}", if count == 1 { "tensor" } else { "tensors" })
+        })
+        .collect()
 }
