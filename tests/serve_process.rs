@@ -384,7 +384,8 @@ fn a_model_is_served_by_the_name_of_its_repository_by_its_folder_and_from_home()
     let inside = serve(&sandbox, Path::new(".")).in_folder(&demo_model());
     assert_eq!(named(inside), folder);
     let missing = serve(&sandbox, Path::new("somebody/other")).env("HF_HUB_CACHE", &cache).run();
-    missing.refused_with(&["somebody/other is not in the Hugging Face cache", "hf download somebody/other"]);
+    missing
+        .refused_with(&["somebody/other is not in the Hugging Face cache", "tensorfold pull somebody/other"]);
 }
 
 #[test]

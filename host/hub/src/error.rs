@@ -146,6 +146,18 @@ pub enum HubError {
 }
 
 impl HubError {
+    /// Whether the repository may be as sound as any: what failed is the way to it.
+    pub fn is_of_the_way(&self) -> bool {
+        matches!(
+            self,
+            HubError::Offline
+                | HubError::RateLimited { .. }
+                | HubError::Unreachable { .. }
+                | HubError::Certificate { .. }
+                | HubError::Answer { .. }
+        )
+    }
+
     /// For `map_err` of calls that concern a file.
     pub(crate) fn disk(path: &Path) -> impl FnOnce(io::Error) -> HubError {
         move |source| HubError::Disk { path: path.into(), source }

@@ -24,8 +24,6 @@ mod reference;
 #[cfg(feature = "download")]
 mod blob;
 #[cfg(feature = "download")]
-mod card;
-#[cfg(feature = "download")]
 mod digest;
 #[cfg(feature = "download")]
 mod error;
@@ -52,8 +50,6 @@ pub use self::cache::{Cache, RepositoryFolder};
 pub use self::reference::{Commit, Malformed, Reference, RepoId, Revision};
 
 #[cfg(feature = "download")]
-pub use self::card::licence;
-#[cfg(feature = "download")]
 pub use self::digest::Digest;
 #[cfg(feature = "download")]
 pub use self::error::HubError;
@@ -65,13 +61,3 @@ pub use self::listing::{Listing, RemoteFile};
 pub use self::path::RepoPath;
 #[cfg(feature = "download")]
 pub use self::settings::{Limits, Settings};
-
-/// Whether the cache alone is to be used: `HF_HUB_OFFLINE` of this process's environment.
-pub fn is_offline() -> bool {
-    std::env::var("HF_HUB_OFFLINE").is_ok_and(|value| is_true(&value))
-}
-
-/// The values that Python's tools take for yes.
-fn is_true(value: &str) -> bool {
-    ["1", "on", "yes", "true"].iter().any(|yes| value.eq_ignore_ascii_case(yes))
-}

@@ -11,7 +11,6 @@ use url::Url;
 
 use crate::cache::{expand, tools_folder};
 use crate::error::HubError;
-use crate::is_true;
 
 const ENDPOINT: &str = "https://huggingface.co";
 
@@ -117,6 +116,11 @@ impl Settings {
             token,
         })
     }
+}
+
+/// The values that Python's tools take for yes.
+fn is_true(value: &str) -> bool {
+    ["1", "on", "yes", "true"].iter().any(|yes| value.eq_ignore_ascii_case(yes))
 }
 
 fn setting(name: &str, problem: impl Into<String>) -> HubError {

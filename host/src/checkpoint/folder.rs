@@ -1,8 +1,9 @@
 //! The folder of one checkpoint, and the only way its files are opened.
 //!
 //! A checkpoint may come from a stranger. A file is opened only when it is a
-//! regular file that lies in the folder, or in the `blobs` of the Hub cache
-//! whose `snapshots` the folder stands in: a link to anywhere else is refused.
+//! regular file that lies in the folder, or in the `blobs` of the repository in
+//! the Hub cache whose `snapshots` the folder stands in, or in the store that
+//! the repositories of that cache share: a link to anywhere else is refused.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -99,10 +100,7 @@ impl Folder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
-        let in_blobs = || match (&self.blobs, real.parent()) {
-            (Some(blobs), Some(parent)) => parent == blobs,
-            _ => false,
-        };
+        let in_blobs = || self.blobs.as_deref().is_some_and(|blobs| is_blob(&real, blobs));
         if !real.starts_with(&self.real) && !in_blobs() {
             return Err(CheckpointError::Link { path, target: real });
         }
@@ -168,6 +166,19 @@ impl Folder {
     }
 }
 
+/// Whether a file is one of a repository's contents, or of those that the repositories of its cache share: newer
+/// tools of the Hub keep `CACHE/blobs/XX/HASH` once, where HASH has 64 digits and XX is the first two of them.
+fn is_blob(file: &Path, blobs: &Path) -> bool {
+    let Some(parent) = file.parent() else { return false };
+    if parent == blobs {
+        return true;
+    }
+    let shared = blobs.parent().and_then(Path::parent).map(|cache| cache.join("blobs"));
+    let hash = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let is_hash = hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    is_hash && shared.is_some_and(|shared| parent == shared.join(&hash[..2]))
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
@@ -202,6 +213,26 @@ mod tests {
         assert!(matches!(folder.read_limited("b", 10), Err(CheckpointError::Link { .. })));
         assert!(folder.read_limited("c", 10).unwrap().is_none());
         assert_eq!(folder.name(), "small-model");
+    }
+
+    #[test]
+    fn a_snapshot_leads_into_the_store_that_its_cache_shares() {
+        let cache = tempfile::tempdir().unwrap();
+        let repository = cache.path().join("models--acme--m");
+        let snapshot = repository.join("snapshots/0123");
+        let hash = "ab".repeat(32);
+        for folder in [&snapshot, &repository.join("blobs"), &cache.path().join("blobs/ab")] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        fs::write(cache.path().join("blobs/ab").join(&hash), "shared").unwrap();
+        fs::write(cache.path().join("blobs/ab/other"), "no content").unwrap();
+        symlink(format!("../../blobs/ab/{hash}"), repository.join("blobs/cc")).unwrap();
+        symlink("../../blobs/ab/other", repository.join("blobs/dd")).unwrap();
+        symlink("../../blobs/cc", snapshot.join("a")).unwrap();
+        symlink("../../blobs/dd", snapshot.join("b")).unwrap();
+        let folder = Folder::open(&snapshot).unwrap();
+        assert_eq!(folder.read_limited("a", 10).unwrap().unwrap(), b"shared");
+        assert!(matches!(folder.read_limited("b", 10), Err(CheckpointError::Link { .. })));
     }
 
     #[test]

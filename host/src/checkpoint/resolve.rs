@@ -1,16 +1,17 @@
 //! From a MODEL argument to a folder.
 //!
-//! An existing folder first, else `owner/name` in the Hub's cache, which is
-//! only read: nothing here downloads or writes.
+//! An existing folder first, else `owner/name[@revision]` in the Hub's cache,
+//! which is only read: nothing here downloads or writes.
 
-use std::env;
-use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+
+use tensorfold_hub::{Malformed, Reference, RepositoryFolder, Revision};
 
 use super::folder::Folder;
-use super::foreign;
+use super::{foreign, shards};
+
+/// Where the Hub's tools keep what they downloaded.
+pub use tensorfold_hub::Cache as HubCache;
 
 /// What a MODEL argument names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,9 @@ pub struct Resolved {
     pub revision: Option<String>,
 }
 
+/// How a repository gets into the cache.
+const FETCH: &str = if cfg!(feature = "hub") { "tensorfold pull" } else { "hf download" };
+
 /// Why a MODEL argument names nothing that can be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
@@ -34,6 +38,9 @@ pub enum ResolveError {
         /// The argument.
         model: String,
     },
+    /// A repository at something that is spelt like no revision.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
     /// A file where a folder is wanted.
     #[error("{advice}")]
     File {
@@ -41,56 +48,43 @@ pub enum ResolveError {
         advice: String,
     },
     /// Spelt as a repository, which the cache does not hold.
-    #[error(
-        "{model} is not in the Hugging Face cache; tensorfold does not download: run hf download {model} first"
-    )]
+    #[error("{model} is not in the Hugging Face cache: run {FETCH} {model} first")]
     NotCached {
         /// The argument.
         model: String,
     },
-    /// The cache has the repository, but not what `main` is.
-    #[error("{model}'s cached ref does not name a revision; run hf download {model}")]
+    /// The cache has the repository, but not what the revision is.
+    #[error("{model}'s cached ref does not name a revision; run {FETCH} {model}")]
     NoRevision {
         /// The argument.
         model: String,
     },
-    /// The cache knows what `main` is, but not its files.
-    #[error("{model}'s cached snapshot is missing; run hf download {model}")]
+    /// The cache knows what the revision is, but not its files.
+    #[error("{model}'s cached snapshot is missing; run {FETCH} {model}")]
     NoSnapshot {
         /// The argument.
         model: String,
     },
+    /// The cache has some of the files.
+    #[error("{model}'s cached snapshot is not complete, it lacks {missing}; run {FETCH} {model}")]
+    Incomplete {
+        /// The argument.
+        model: String,
+        /// The first file that is not there, and how many more.
+        missing: String,
+    },
 }
 
-/// Where the Hub's tools keep what they downloaded.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HubCache {
-    root: Option<PathBuf>,
-    home: Option<PathBuf>,
-}
-
-impl HubCache {
-    /// The cache of this process's environment: `HF_HUB_CACHE`, else
-    /// `HF_HOME/hub`, else `huggingface/hub` in the user's cache folder.
-    pub fn from_environment() -> HubCache {
-        HubCache::from_variables(|name| env::var_os(name))
-    }
-
-    /// As [`HubCache::from_environment`], with the variables given.
-    pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> HubCache {
-        let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let home = path("HOME");
-        let expanded = |name: &str| path(name).map(|path| expand(&path, home.as_deref()));
-        let root = expanded("HF_HUB_CACHE")
-            .or_else(|| expanded("HF_HOME").map(|folder| folder.join("hub")))
-            .or_else(|| expanded("XDG_CACHE_HOME").map(|folder| folder.join("huggingface/hub")))
-            .or_else(|| home.as_ref().map(|home| home.join(".cache/huggingface/hub")));
-        HubCache { root, home }
-    }
-
-    fn repository(&self, model: &str) -> Option<PathBuf> {
-        let folder = format!("models--{}", model.replace('/', "--"));
-        self.root.as_ref().map(|root| root.join(folder)).filter(|path| path.is_dir())
+impl ResolveError {
+    /// Whether the Hub may have what this machine has not.
+    pub fn may_be_at_the_hub(&self) -> bool {
+        matches!(
+            self,
+            ResolveError::NotCached { .. }
+                | ResolveError::NoRevision { .. }
+                | ResolveError::NoSnapshot { .. }
+                | ResolveError::Incomplete { .. }
+        )
     }
 }
 
@@ -99,45 +93,89 @@ impl HubCache {
 /// # Errors
 /// See [`ResolveError`]; each message says what to do.
 pub fn resolve(model: &str, cache: &HubCache) -> Result<Resolved, ResolveError> {
-    if let Some(resolved) = existing_folder(model, cache) {
-        return Ok(resolved);
+    match find(model, cache)? {
+        Found::Folder(resolved) => Ok(resolved),
+        Found::Repository(reference) => resolve_repository(&reference, cache),
     }
-    refuse_file(model, cache)?;
-    let repository = cached_repository(model, cache)?;
-    let revision =
-        pinned_revision(&repository).ok_or_else(|| ResolveError::NoRevision { model: model.into() })?;
-    let directory = repository.join("snapshots").join(&revision);
-    if !directory.is_dir() {
-        return Err(ResolveError::NoSnapshot { model: model.into() });
-    }
-    Ok(from_cache(model, directory, revision))
 }
 
-/// As [`resolve`], for commands that only look: where the cache does not say
-/// what `main` is, the newest snapshot that holds a `config.json` will do.
+/// The complete snapshot of a repository in the cache.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn resolve_repository(reference: &Reference, cache: &HubCache) -> Result<Resolved, ResolveError> {
+    let found = snapshot(reference, cache)?;
+    let missing = match Folder::open(&found.directory) {
+        Ok(folder) => shards::missing(&folder),
+        Err(_) => vec!["config.json".into()],
+    };
+    match missing.as_slice() {
+        [] => Ok(found),
+        [first, more @ ..] => {
+            let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+            Err(ResolveError::Incomplete { model: reference.to_string(), missing: format!("{first}{more}") })
+        }
+    }
+}
+
+/// As [`resolve`], for commands that only look: a snapshot that is not complete
+/// will do, and where the cache does not say what `main` is, the newest one
+/// that holds a `config.json`.
 ///
 /// # Errors
 /// As [`resolve`].
 pub fn resolve_for_reading(model: &str, cache: &HubCache) -> Result<Resolved, ResolveError> {
-    resolve(model, cache).or_else(|error| {
-        let repository = match error {
-            ResolveError::NoRevision { .. } | ResolveError::NoSnapshot { .. } => {
-                cached_repository(model, cache)?
-            }
-            error => return Err(error),
-        };
-        let snapshots = fs::read_dir(repository.join("snapshots")).into_iter().flatten().flatten();
-        let newest = snapshots
-            .filter(|entry| entry.path().join("config.json").is_file())
-            .filter_map(|entry| Some((modified(&entry.path())?, entry.file_name().into_string().ok()?)))
-            .max();
-        let (_, revision) = newest.ok_or(error)?;
-        Ok(from_cache(model, repository.join("snapshots").join(&revision), revision))
-    })
+    let reference = match find(model, cache)? {
+        Found::Folder(resolved) => return Ok(resolved),
+        Found::Repository(reference) => reference,
+    };
+    let error = match snapshot(&reference, cache) {
+        Ok(found) if found.directory.join("config.json").is_file() => return Ok(found),
+        Ok(_) => ResolveError::NoSnapshot { model: model.into() },
+        Err(error) => error,
+    };
+    // Of a revision that was named no other will do.
+    let newest = cached_repository(&reference, cache)
+        .ok()
+        .filter(|_| reference.revision == Revision::main())
+        .and_then(|repository| repository.newest_snapshot());
+    let (directory, commit) = newest.ok_or(error)?;
+    Ok(from_cache(&reference, directory, commit))
+}
+
+enum Found {
+    Folder(Resolved),
+    Repository(Reference),
+}
+
+/// What an argument names, whether or not it is there.
+fn find(model: &str, cache: &HubCache) -> Result<Found, ResolveError> {
+    if let Some(resolved) = existing_folder(model, cache) {
+        return Ok(Found::Folder(resolved));
+    }
+    refuse_file(model, cache)?;
+    match model.parse() {
+        Ok(reference) => Ok(Found::Repository(reference)),
+        Err(error @ Malformed::Revision { .. }) => Err(error.into()),
+        Err(Malformed::Repository { .. }) => Err(ResolveError::Neither { model: model.into() }),
+    }
+}
+
+/// The folder of a revision's files, as far as they are there.
+fn snapshot(reference: &Reference, cache: &HubCache) -> Result<Resolved, ResolveError> {
+    let model = || reference.to_string();
+    let repository = cached_repository(reference, cache)?;
+    let commit =
+        repository.commit(&reference.revision).ok_or_else(|| ResolveError::NoRevision { model: model() })?;
+    let directory = repository.snapshot(&commit);
+    if !directory.is_dir() {
+        return Err(ResolveError::NoSnapshot { model: model() });
+    }
+    Ok(from_cache(reference, directory, commit.to_string()))
 }
 
 fn existing_folder(model: &str, cache: &HubCache) -> Option<Resolved> {
-    let path = expand(Path::new(model), cache.home.as_deref());
+    let path = cache.expand(Path::new(model));
     if model.is_empty() || !path.is_dir() {
         return None;
     }
@@ -147,7 +185,7 @@ fn existing_folder(model: &str, cache: &HubCache) -> Option<Resolved> {
 
 /// Says what to do with a file that was named for a model.
 fn refuse_file(model: &str, cache: &HubCache) -> Result<(), ResolveError> {
-    let path = expand(Path::new(model), cache.home.as_deref());
+    let path = cache.expand(Path::new(model));
     if !path.is_file() {
         return Ok(());
     }
@@ -158,54 +196,25 @@ fn refuse_file(model: &str, cache: &HubCache) -> Result<(), ResolveError> {
     Err(ResolveError::File { advice })
 }
 
-fn cached_repository(model: &str, cache: &HubCache) -> Result<PathBuf, ResolveError> {
-    if !is_repository_id(model) {
-        return Err(ResolveError::Neither { model: model.into() });
-    }
-    cache.repository(model).ok_or_else(|| ResolveError::NotCached { model: model.into() })
+fn cached_repository(reference: &Reference, cache: &HubCache) -> Result<RepositoryFolder, ResolveError> {
+    let folder = cache.repository(&reference.repository).filter(RepositoryFolder::exists);
+    folder.ok_or_else(|| ResolveError::NotCached { model: reference.to_string() })
 }
 
-fn from_cache(model: &str, directory: PathBuf, revision: String) -> Resolved {
-    let name = model.rsplit('/').next().unwrap_or(model).to_owned();
-    Resolved { directory, name, repository: Some(model.into()), revision: Some(revision) }
-}
-
-/// One slash, each part 1 to 96 letters, digits, `-`, `_` or `.`.
-fn is_repository_id(model: &str) -> bool {
-    let part = |part: &str| {
-        (1..=96).contains(&part.len())
-            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
-            && part.bytes().any(|b| b != b'.')
-    };
-    model.split_once('/').is_some_and(|(owner, name)| part(owner) && part(name))
-}
-
-/// The commit in `refs/main`: 40 hexadecimal digits.
-fn pinned_revision(repository: &Path) -> Option<String> {
-    let path = repository.join("refs/main");
-    // An honest ref has 40 or 41 bytes; do not read what is no ref.
-    if fs::metadata(&path).ok()?.len() > 1024 {
-        return None;
-    }
-    let text = fs::read_to_string(path).ok()?;
-    let revision = text.trim();
-    (revision.len() == 40 && revision.bytes().all(|b| b.is_ascii_hexdigit())).then(|| revision.to_owned())
-}
-
-fn modified(path: &Path) -> Option<SystemTime> {
-    fs::metadata(path).ok()?.modified().ok()
-}
-
-/// Replaces a leading `~` by the home folder.
-fn expand(path: &Path, home: Option<&Path>) -> PathBuf {
-    match (path.strip_prefix("~"), home) {
-        (Ok(rest), Some(home)) => home.join(rest),
-        _ => path.into(),
+fn from_cache(reference: &Reference, directory: PathBuf, commit: String) -> Resolved {
+    Resolved {
+        directory,
+        name: reference.repository.name().to_owned(),
+        repository: Some(reference.repository.to_string()),
+        revision: Some(commit),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::time::SystemTime;
+
     use super::*;
 
     const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -216,20 +225,6 @@ mod tests {
         let cache =
             HubCache::from_variables(|name| (name == "HF_HUB_CACHE" || name == "HOME").then(|| path.clone()));
         (root, cache)
-    }
-
-    #[test]
-    fn the_cache_is_where_the_hubs_tools_keep_it() {
-        let root = |variables: &[(&str, &str)]| {
-            let find =
-                |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v));
-            HubCache::from_variables(find).root.map(|root| root.to_str().unwrap().to_owned())
-        };
-        assert_eq!(root(&[("HF_HUB_CACHE", "/a"), ("HF_HOME", "/b"), ("HOME", "/h")]).unwrap(), "/a");
-        assert_eq!(root(&[("HF_HUB_CACHE", ""), ("HF_HOME", "~/b"), ("HOME", "/h")]).unwrap(), "/h/b/hub");
-        assert_eq!(root(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]).unwrap(), "/x/huggingface/hub");
-        assert_eq!(root(&[("HOME", "/h")]).unwrap(), "/h/.cache/huggingface/hub");
-        assert_eq!(root(&[]), None);
     }
 
     #[test]
@@ -263,28 +258,66 @@ mod tests {
     fn every_state_of_the_cache_has_its_sentence() {
         let (root, cache) = cache();
         let message = |model: &str| resolve(model, &cache).unwrap_err().to_string();
-        for model in ["", "one", "a/b/c", "/absent/path", "../x", "a/..", "o/n@main", "o/n m", "~/absent"] {
+        for model in ["", "one", "a/b/c", "/absent/path", "../x", "a/..", "o@v/n", "o/n m", "~/absent"] {
             assert_eq!(
                 message(model),
                 format!("{model} is neither a directory nor a Hugging Face repo id (owner/name)")
             );
         }
-        assert_eq!(
-            message("acme/m"),
-            "acme/m is not in the Hugging Face cache; tensorfold does not download: run hf download acme/m first"
-        );
-        let repository = root.path().join("models--acme--m");
-        fs::create_dir_all(repository.join("refs")).unwrap();
-        let no_revision = "acme/m's cached ref does not name a revision; run hf download acme/m";
-        assert_eq!(message("acme/m"), no_revision);
-        fs::write(repository.join("refs/main"), "../../../etc").unwrap();
-        assert_eq!(message("acme/m"), no_revision);
-        fs::write(repository.join("refs/main"), COMMIT).unwrap();
-        assert_eq!(message("acme/m"), "acme/m's cached snapshot is missing; run hf download acme/m");
-        fs::create_dir_all(repository.join("snapshots").join(COMMIT)).unwrap();
-        let resolved = resolve("acme/m", &cache).unwrap();
-        assert_eq!(resolved.directory, repository.join("snapshots").join(COMMIT));
-        assert_eq!((resolved.name.as_str(), resolved.revision.as_deref()), ("m", Some(COMMIT)));
+        assert!(message("acme/m@../x").starts_with("'../x' is not a revision"));
+        for (model, file) in [("acme/m", "refs/main"), ("acme/n@refs/pr/1", "refs/refs/pr/1")] {
+            let name = model.split('@').next().unwrap();
+            let wanted = format!("{model} is not in the Hugging Face cache: run {FETCH} {model} first");
+            assert_eq!(message(model), wanted);
+            let repository = root.path().join(format!("models--{}", name.replace('/', "--")));
+            let file = repository.join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            let no_revision = format!("{model}'s cached ref does not name a revision; run {FETCH} {model}");
+            assert_eq!(message(model), no_revision);
+            fs::write(&file, "../../../etc").unwrap();
+            assert_eq!(message(model), no_revision);
+            fs::write(&file, COMMIT).unwrap();
+            assert_eq!(message(model), format!("{model}'s cached snapshot is missing; run {FETCH} {model}"));
+            let snapshot = repository.join("snapshots").join(COMMIT);
+            fs::create_dir_all(&snapshot).unwrap();
+            let lacks = |what: &str| {
+                format!("{model}'s cached snapshot is not complete, it lacks {what}; run {FETCH} {model}")
+            };
+            assert_eq!(message(model), lacks("config.json and 1 more"));
+            fs::write(snapshot.join("config.json"), "{}").unwrap();
+            assert_eq!(message(model), lacks("model.safetensors"));
+            // What a process that was killed has left is no file.
+            std::os::unix::fs::symlink("../../blobs/absent", snapshot.join("model.safetensors")).unwrap();
+            assert_eq!(message(model), lacks("model.safetensors"));
+            fs::remove_file(snapshot.join("model.safetensors")).unwrap();
+            fs::write(snapshot.join("model.safetensors"), "").unwrap();
+            let resolved = resolve(model, &cache).unwrap();
+            assert_eq!(resolved.directory, snapshot);
+            assert_eq!((resolved.name.as_str(), resolved.repository.as_deref()), (&name[5..], Some(name)));
+            assert_eq!(resolved.revision.as_deref(), Some(COMMIT));
+            let by_commit = resolve(&format!("{name}@{COMMIT}"), &cache).unwrap();
+            assert_eq!(by_commit, resolved);
+        }
+    }
+
+    #[test]
+    fn shards_that_did_not_arrive_are_counted() {
+        let (root, cache) = cache();
+        let snapshot = root.path().join("models--acme--m/snapshots").join(COMMIT);
+        fs::create_dir_all(&snapshot).unwrap();
+        let model = format!("acme/m@{COMMIT}");
+        let missing = || match resolve(&model, &cache) {
+            Err(ResolveError::Incomplete { missing, .. }) => missing,
+            other => panic!("{other:?}"),
+        };
+        for file in ["config.json", "model-00002-of-00004.safetensors"] {
+            fs::write(snapshot.join(file), "{}").unwrap();
+        }
+        assert_eq!(missing(), "model-00001-of-00004.safetensors and 2 more");
+        let index = r#"{"weight_map": {"a": "model-00002-of-00004.safetensors", "b": "other.safetensors"}}"#;
+        fs::write(snapshot.join("model.safetensors.index.json"), index).unwrap();
+        assert_eq!(missing(), "other.safetensors");
+        assert!(resolve_for_reading(&model, &cache).is_ok(), "enough to look at");
     }
 
     #[test]

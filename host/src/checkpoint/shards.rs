@@ -73,6 +73,23 @@ impl Shards {
     }
 }
 
+/// The files of a checkpoint that are not in its folder, by name. Only what is
+/// there is looked at: unsound files are not missing ones.
+pub(super) fn missing(folder: &Folder) -> Vec<String> {
+    let mut names = BTreeSet::from(["config.json".to_owned()]);
+    match read_index(folder) {
+        Ok(Some(index)) => names.extend(index.into_values()),
+        Ok(None) => match unindexed(folder) {
+            Ok(weights) => names.extend(weights),
+            Err(_) => names.extend(["model.safetensors".to_owned()]),
+        },
+        // It is there, and does not say what else should be.
+        Err(_) => {}
+    }
+    names.retain(|name| !folder.has(name));
+    names.into_iter().collect()
+}
+
 /// Tensor name to file name, from the index.
 fn read_index(folder: &Folder) -> Result<Option<BTreeMap<String, String>>, CheckpointError> {
     #[derive(Deserialize)]

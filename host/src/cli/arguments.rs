@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
+use tensorfold_hub::Reference;
 use tensorfold_plugin_api::vocabulary::{FLAGS, FlagGroup, FlagSpec, GivenFlags};
 
 use super::convert::{self, ConvertArguments};
@@ -31,6 +32,8 @@ pub enum Invocation {
     Models(ListArguments),
     /// Tell what a model is and who can run it.
     Info(ModelArguments),
+    /// Download models.
+    Pull(Vec<Reference>),
     /// The machine-readable list of what this program and its plugins can do.
     Capabilities(ListArguments),
     /// Make a checkpoint that can be served of one in another form.
@@ -111,6 +114,9 @@ pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Invocation, Usa
         return Ok(Invocation::Print(text.unwrap_or_default().trim_end().to_owned()));
     }
     flags.check_together().map_err(|error| usage(error.0))?;
+    if name == "pull" {
+        return repositories(found).map(Invocation::Pull).map_err(usage);
+    }
     let json = name != "serve" && found.get_flag("json");
     match name {
         "models" => Ok(Invocation::Models(ListArguments { flags, json })),
@@ -130,7 +136,8 @@ pub fn read(words: impl IntoIterator<Item = OsString>) -> Result<Invocation, Usa
 pub fn command() -> Command {
     let help = || switch("help").short('h').help("this text");
     let json = || switch("json").help("print a JSON document");
-    let model = || Arg::new("model").value_name("MODEL").help("folder, or repository as owner/name");
+    let model =
+        || Arg::new("model").value_name("MODEL").help("folder, or repository as owner/name[@revision]");
     let plugin_flags = || arguments(|flag| flag.group == FlagGroup::Plugins && finds_plugins(flag));
     let base = |name: &'static str, about: &'static str| {
         Command::new(name).about(about).disable_help_flag(true).disable_version_flag(true).arg(help())
@@ -155,6 +162,16 @@ pub fn command() -> Command {
                 .args(convert::arguments()),
         )
         .subcommand(
+            base("pull", "Download models from the Hugging Face Hub")
+                .arg(
+                    Arg::new("repository")
+                        .value_name("REPOSITORY")
+                        .action(ArgAction::Append)
+                        .help("owner/name[@revision], one or more"),
+                )
+                .args(plugin_flags()),
+        )
+        .subcommand(
             base("capabilities", "What this program and its plugins can do, for other programs")
                 .arg(json())
                 .args(plugin_flags()),
@@ -165,6 +182,16 @@ pub fn command() -> Command {
                 // Help is off for everything below the root, so the verbs get theirs from here.
                 .arg(help().action(ArgAction::Help).global(true)),
         )
+}
+
+/// The repositories of `pull`.
+fn repositories(found: &clap::ArgMatches) -> Result<Vec<Reference>, String> {
+    let given = found.get_many::<String>("repository").into_iter().flatten();
+    let read: Result<Vec<Reference>, _> = given.map(|text| text.parse()).collect();
+    match read.map_err(|error: tensorfold_hub::Malformed| error.to_string())? {
+        none if none.is_empty() => Err("the following arguments are required: repository".into()),
+        some => Ok(some),
+    }
 }
 
 /// The verbs read their flags themselves; those that were typed before `plugins` count as if they stood behind it.
@@ -254,7 +281,7 @@ fn given(
 
 /// One of the names that [`command`] has, with a lifetime of its own.
 fn known(name: &str) -> &'static str {
-    ["serve", "models", "info", "convert", "capabilities", "plugins"]
+    ["serve", "models", "info", "pull", "convert", "capabilities", "plugins"]
         .into_iter()
         .find(|known| *known == name)
         .unwrap_or("")
@@ -306,12 +333,15 @@ impl Usage {
             "serve" => "usage: tensorfold [--backend NAME] serve MODEL [options]",
             "models" => "usage: tensorfold models [--json]",
             "info" => "usage: tensorfold info MODEL [--json]",
+            "pull" => "usage: tensorfold pull REPOSITORY[@REVISION] ...",
             "convert" => {
                 "usage: tensorfold convert SOURCE OUTPUT [--bits N] [--group-size N] [--dtype TYPE] [--force]"
             }
             "capabilities" => "usage: tensorfold capabilities --json",
             "plugins" => "usage: tensorfold plugins COMMAND [options]",
-            _ => "usage: tensorfold [--backend NAME] {serve,models,info,convert,capabilities,plugins} ...",
+            _ => {
+                "usage: tensorfold [--backend NAME] {serve,models,info,pull,convert,capabilities,plugins} ..."
+            }
         }
     }
 
@@ -394,9 +424,27 @@ mod tests {
             ("convert a b --bits 4 --group-size 48", "argument --group-size: invalid choice: '48'"),
             ("convert a b --dtype f64", "argument --dtype: invalid choice: 'f64'"),
             ("run M", "argument command: invalid choice: 'run'"),
+            ("pull", "the following arguments are required: repository"),
+            ("pull o/n --json", "unrecognized arguments: --json"),
         ] {
             assert_eq!(message(line), wanted, "{line}");
         }
+    }
+
+    #[test]
+    fn repositories_are_read_before_anything_is_asked() {
+        let pulled = |line: &str| match parse(line) {
+            Ok(Invocation::Pull(references)) => {
+                references.iter().map(ToString::to_string).collect::<Vec<_>>()
+            }
+            other => panic!("{line}: {other:?}"),
+        };
+        assert_eq!(pulled("pull o/n o/m@refs/pr/1"), ["o/n", "o/m@refs/pr/1"]);
+        for line in ["pull name", "pull o/n/x", "pull o/n ../x"] {
+            assert!(message(line).contains("is not a Hugging Face repo id: owner/name"), "{line}");
+            assert_eq!(parse(line).unwrap_err().command, "pull");
+        }
+        assert!(message("pull o/n@a..b").starts_with("'a..b' is not a revision"));
     }
 
     #[test]

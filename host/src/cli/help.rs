@@ -13,7 +13,8 @@ use crate::plugins::environment::Environment;
 pub(super) fn serve(flags: &GivenFlags, environment: &Environment) -> Result<String, Failure> {
     let mut text = String::from(
         "Serve a model over OpenAI's API\n\nusage: tensorfold [--backend NAME] serve MODEL [options]\n\n\
-         MODEL is a folder, or a repository as owner/name in the Hugging Face cache.\n",
+         MODEL is a folder, or a repository of the Hugging Face Hub as owner/name[@revision]; one that is not in\n\
+         the cache is downloaded when nothing speaks against serving it.\n",
     );
     for group in FlagGroup::ALL {
         let rows: Vec<&FlagSpec> =

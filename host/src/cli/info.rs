@@ -8,8 +8,8 @@ use tensorfold_plugin_api::vocabulary::GivenFlags;
 pub(super) use self::lines::count;
 use super::arguments::ModelArguments;
 use super::serve::admission::admission_facts;
-use super::{Failure, active, find_plugins, named_backend};
-use crate::checkpoint::{self, CheckpointError, Facts as ModelMetadata, HubCache};
+use super::{Failure, active, find_plugins, hub, named_backend};
+use crate::checkpoint::{self, CheckpointError, Facts as ModelMetadata};
 use crate::plugins::admit::{Facts, HostFacts, Subject, survey};
 use crate::plugins::environment::Environment;
 use crate::plugins::lifecycle::Level;
@@ -26,13 +26,16 @@ struct Answer {
 /// # Errors
 /// When the model cannot be found or its `config.json` cannot be read.
 pub(super) fn run(arguments: &ModelArguments, environment: &Environment) -> Result<String, Failure> {
-    let model = checkpoint::resolve_for_reading(&arguments.model, &HubCache::from_environment())?;
-    let (facts, problem) = checkpoint::survey(&model.directory)?;
+    let model = hub::locate_for_reading(&arguments.model)?;
+    let surveyed = checkpoint::survey(model.directory());
+    let (mut facts, problem) = surveyed.map_err(|error| Failure::new(model.spoken(&error.to_string())))?;
+    facts.name = model.name().unwrap_or(&facts.name).to_owned();
     let answers = answers(&arguments.flags, environment, &facts, problem.as_ref())?;
-    Ok(match arguments.json {
-        true => format!("{:#}\n", document::document(&facts, problem.as_ref(), &answers)),
-        false => lines::text(&facts, problem.as_ref(), &answers),
-    })
+    let place = model.place();
+    Ok(model.spoken(&match arguments.json {
+        true => format!("{:#}\n", document::document(&facts, place, problem.as_ref(), &answers)),
+        false => lines::text(&facts, place, problem.as_ref(), &answers),
+    }))
 }
 
 fn answers(

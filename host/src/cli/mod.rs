@@ -7,6 +7,7 @@ pub mod arguments;
 mod capabilities;
 mod convert;
 mod help;
+mod hub;
 mod info;
 mod models;
 pub mod plugins;
@@ -92,6 +93,7 @@ fn run(invocation: Invocation, environment: &Environment) -> Result<ExitCode, Fa
         Invocation::Serve(arguments) => serve::run(&arguments, environment),
         Invocation::Convert(arguments) => print(&convert::run(&arguments)?),
         Invocation::Info(arguments) => print(&info::run(&arguments, environment)?),
+        Invocation::Pull(references) => hub::pull(&references).map(|()| ExitCode::SUCCESS),
         Invocation::Models(arguments) => {
             let catalog = find_plugins(&arguments.flags, environment)?;
             let chosen = of_backend(&catalog, &arguments)?;

@@ -6,8 +6,13 @@ use tensorfold_plugin_api::model_spec::{MixerSpec, ModelSpec};
 use super::Answer;
 use crate::checkpoint::{CheckpointError, Facts, Kind};
 
-/// The document.
-pub(super) fn document(facts: &Facts, problem: Option<&CheckpointError>, answers: &[Answer]) -> Value {
+/// The document. `place` says where a model is that is not on this machine.
+pub(super) fn document(
+    facts: &Facts,
+    place: Option<&str>,
+    problem: Option<&CheckpointError>,
+    answers: &[Answer],
+) -> Value {
     let backends: Vec<Value> = answers
         .iter()
         .map(|answer| {
@@ -27,7 +32,8 @@ pub(super) fn document(facts: &Facts, problem: Option<&CheckpointError>, answers
     json!({
         "schema": 1,
         "name": facts.name,
-        "directory": facts.directory,
+        "directory": place.is_none().then_some(&facts.directory),
+        "place": place,
         "kind": kind,
         "licence": facts.licence,
         "family": facts.family,

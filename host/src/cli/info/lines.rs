@@ -8,12 +8,20 @@ use super::Answer;
 use crate::checkpoint::{CheckpointError, Facts, Kind};
 use crate::plugins::lifecycle::one_line;
 
-/// All lines.
-pub(super) fn text(facts: &Facts, problem: Option<&CheckpointError>, answers: &[Answer]) -> String {
+/// All lines. `place` says where a model is that is not on this machine.
+pub(super) fn text(
+    facts: &Facts,
+    place: Option<&str>,
+    problem: Option<&CheckpointError>,
+    answers: &[Answer],
+) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| text += &format!("{name:<12}{}\n", one_line(value));
     line("model", &facts.name);
-    line("folder", &facts.directory.display().to_string());
+    match place {
+        Some(place) => line("place", place),
+        None => line("folder", &facts.directory.display().to_string()),
+    }
     line("licence", facts.licence.as_deref().unwrap_or("not stated"));
     match &facts.kind {
         Kind::Model => {}

@@ -5,8 +5,8 @@ use serde_json::json;
 use tensorfold_plugin_api::vocabulary::GivenFlags;
 
 use super::{Output, describe, no_flags};
-use crate::checkpoint::{self, HubCache};
 use crate::cli::Failure;
+use crate::cli::hub;
 use crate::cli::serve::admission;
 use crate::plugins::admit::{self, Facts, HostFacts, ModelFacts, Refusal, Stage, Subject};
 use crate::plugins::catalog::Catalog;
@@ -42,7 +42,7 @@ pub struct WhyArguments {
     /// Tokens of prompt and reply, as `serve` takes it.
     #[arg(long, value_name = "N")]
     pub context: Option<String>,
-    /// Folder, or repository as owner/name: its family and formats are judged too.
+    /// Folder, or repository as owner/name[@revision]: its family and formats are judged too.
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
     /// Print a JSON document.
@@ -179,8 +179,7 @@ fn findings(plugin: &Plugin) -> Vec<Judged> {
 
 /// What `serve` would find out about the model before it asks the plugin.
 fn model_facts(model: &str) -> Result<ModelFacts, Failure> {
-    let found = checkpoint::resolve(model, &HubCache::from_environment())?;
-    admission::model_facts(&found.directory)
+    admission::model_facts(&hub::locate(model)?)
 }
 
 fn document(

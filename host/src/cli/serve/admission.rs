@@ -1,13 +1,14 @@
 //! Which plugin serves, and whether it can: decided without a line of its code.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tensorfold_plugin_api::manifest::Manifest;
 use tensorfold_plugin_api::vocabulary::GivenFlags;
 
-use crate::checkpoint::{self, HubCache};
+use crate::checkpoint;
 use crate::cli::arguments::ModelArguments;
+use crate::cli::hub::{self, Located, Remote};
 use crate::cli::{Failure, find_plugins, named_backend};
 use crate::plugins::admit::{self, Admission, Facts, HostFacts, ModelFacts, OwnHead, Subject};
 use crate::plugins::catalog::Catalog;
@@ -24,8 +25,10 @@ pub(in crate::cli) struct Admitted {
     pub inspection: Inspection,
     /// What the request comes to.
     pub admission: Admission,
-    /// The model's folder.
+    /// The model's folder; only its metadata while the model is still [`Admitted::remote`].
     pub directory: PathBuf,
+    /// The model, where it has to be downloaded.
+    pub remote: Option<Box<Remote>>,
     /// The model's name for clients.
     pub name: String,
     /// The plugin's manifest.
@@ -103,8 +106,8 @@ fn judge(
     // Nothing before this line looked at a model, a device or a network, and nothing was written.
     let early = Facts::of_host(&host);
     admit::admit_early(&subject(&early)).map_err(Failure::from_refusal)?;
-    let model = checkpoint::resolve(&arguments.model, &HubCache::from_environment())?;
-    let facts = model_facts(&model.directory)?;
+    let located = hub::locate(&arguments.model)?;
+    let facts = model_facts(&located)?;
     let inspection = catalog.inspect(index);
     if let Some(finding) = catalog.refusal(index) {
         return Err(Failure::from_finding(finding));
@@ -127,13 +130,18 @@ fn judge(
         ));
     }
     let accelerator = manifest.devices.iter().any(|device| device.kind != "cpu");
+    let (directory, name, remote) = match located {
+        Located::Here(found) => (found.directory, found.name, None),
+        Located::There(remote) => (remote.directory().to_owned(), remote.name().to_owned(), Some(remote)),
+    };
     Ok(Admitted {
         catalog,
         index,
         inspection,
         admission,
-        directory: model.directory,
-        name: model.name,
+        directory,
+        name,
+        remote,
         accelerator,
         lines,
         fallback,
@@ -195,8 +203,9 @@ fn drafter_line(flags: &GivenFlags, manifest: &Manifest, host: &HostFacts) -> Op
 }
 
 /// What admission needs to know of a model.
-pub(in crate::cli) fn model_facts(directory: &Path) -> Result<ModelFacts, Failure> {
-    let facts = checkpoint::read_facts(directory)?;
+pub(in crate::cli) fn model_facts(model: &Located) -> Result<ModelFacts, Failure> {
+    let facts = checkpoint::read_facts(model.directory());
+    let facts = facts.map_err(|error| Failure::new(model.spoken(&error.to_string())))?;
     Ok(admission_facts(&facts))
 }
 

@@ -1,9 +1,9 @@
 //! `tensorfold serve MODEL`: from a typed request to a server that answers.
 //!
 //! The order of steps is the product's promise. What the command line and the manifest decide is
-//! decided first; the model's metadata comes next, then the library, then the device, then the
-//! weights. Each step can end the command with one line, and nothing of a later step has happened
-//! by then.
+//! decided first; the model's metadata comes next, then its download where it is not here yet, then
+//! the library, then the device, then the weights. Each step can end the command with one line, and
+//! nothing of a later step has happened by then.
 
 pub(super) mod admission;
 mod opening;
@@ -42,6 +42,10 @@ pub(in crate::cli) fn run(
     let mut admitted = admission::admit(arguments, environment)?;
     for line in &admitted.lines {
         hint(line);
+    }
+    // Nothing that the metadata tells speaks against the model: now it is worth its download.
+    if let Some(remote) = admitted.remote.take() {
+        admitted.directory = remote.download()?;
     }
     // Everything that can fail without the plugin: tokenizer, template, tensors, keys, address.
     let text = options::text_model(flags, &admitted.directory)?;
