@@ -17,9 +17,16 @@ pub(crate) const CARD: &str = "README.md";
 /// When there is none, with what there is in its place.
 pub(crate) fn config(listing: &Listing) -> Result<&RemoteFile, HubError> {
     listing.file(CONFIG).ok_or_else(|| {
-        let found = other_weights(listing)
-            .map_or("holds no config.json".into(), |file| format!("holds {file} and no config.json"));
-        contents(listing, format!("{found}: take a repository with config.json and *.safetensors files"))
+        let take = "take a repository with config.json and *.safetensors files";
+        let problem = match other_weights(listing) {
+            Some(file) if file.ends_with(".gguf") => format!(
+                "holds {file}, which is not served as it is: {take}, or download that file and make a checkpoint of it \
+                 with tensorfold convert"
+            ),
+            Some(file) => format!("holds {file} and no config.json: {take}"),
+            None => format!("holds no config.json: {take}"),
+        };
+        contents(listing, problem)
     })
 }
 
@@ -153,7 +160,12 @@ mod tests {
     fn formats_that_are_not_read_are_named() {
         assert_eq!(
             config(&listing(&["m.Q4_0.gguf", "README.md"])).unwrap_err().to_string(),
-            "o/n holds m.Q4_0.gguf and no config.json: take a repository with config.json and *.safetensors files"
+            "o/n holds m.Q4_0.gguf, which is not served as it is: take a repository with config.json and \
+             *.safetensors files, or download that file and make a checkpoint of it with tensorfold convert"
+        );
+        assert_eq!(
+            config(&listing(&["model.onnx"])).unwrap_err().to_string(),
+            "o/n holds model.onnx and no config.json: take a repository with config.json and *.safetensors files"
         );
         assert_eq!(
             weights(&["config.json", "pytorch_model.bin"], None).unwrap_err(),

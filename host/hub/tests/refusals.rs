@@ -184,10 +184,7 @@ fn a_page_elsewhere_is_not_asked_for() {
 #[test]
 fn formats_that_are_not_read_are_refused_before_anything_is_stored() {
     let server = hub(files([("m.gguf", noise(100)), ("README.md", b"x".to_vec())]));
-    assert_eq!(
-        refused(&server, &[], quick()),
-        "o/n holds m.gguf and no config.json: take a repository with config.json and *.safetensors files"
-    );
+    assert!(refused(&server, &[], quick()).starts_with("o/n holds m.gguf, which is not served as it is"));
 }
 
 #[test]
