@@ -7,6 +7,7 @@
 
 mod keys;
 mod model;
+mod sentencepiece;
 mod splitting;
 mod tensors;
 #[cfg(test)]

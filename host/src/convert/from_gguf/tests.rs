@@ -597,6 +597,52 @@ impl Source {
 }
 
 #[test]
+fn sentencepiece_vocabularies_give_the_ids_of_the_original() {
+    let golden: Json = serde_json::from_slice(
+        &std::fs::read(super::super::testing::golden("expect/gguf-sentencepiece.json")).unwrap(),
+    )
+    .unwrap();
+    let list = |key: &str| golden[key].as_array().unwrap();
+    let tokens: Vec<&str> = list("tokens").iter().map(|token| token.as_str().unwrap()).collect();
+    let types: Vec<i32> = list("types").iter().map(|kind| kind.as_i64().unwrap() as i32).collect();
+    let scores: Vec<f32> = list("scores").iter().map(|score| score.as_f64().unwrap() as f32).collect();
+    let source = Source::open("tiny-llama");
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let other = |name: &str| format!("tokenizer.xxxx.{name}");
+    let mut writer = source.file("smollm", BF16);
+    for name in
+        ["model", "pre", "tokens", "token_type", "merges", "bos_token_id", "eos_token_id", "add_bos_token"]
+    {
+        writer = writer.renamed(&key(name), &other(name));
+    }
+    let writer = writer
+        .text(&key("model"), "llama")
+        .texts(&key("tokens"), &tokens)
+        .integers(&key("token_type"), &types)
+        .floats(&key("scores"), &scores)
+        .integer(&key("bos_token_id"), 1)
+        .integer(&key("eos_token_id"), 2)
+        .integer(&key("unknown_token_id"), 0);
+    let made = run(&writer.finish(), &Options::default()).unwrap_or_else(|error| panic!("{error}"));
+    let model = TextModel::load(&made.folder).unwrap();
+    assert_eq!(list("texts").len(), 34);
+    for (text, wanted) in list("texts").iter().zip(list("ids")) {
+        let text = text.as_str().unwrap();
+        let wanted: Vec<u32> =
+            wanted.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        assert_eq!(model.encode(text, false).unwrap(), wanted, "{text:?}");
+        // The file does not say, and models of this kind begin with their first token.
+        assert_eq!(model.encode(text, true).unwrap(), [&[1], wanted.as_slice()].concat(), "{text:?}");
+        let mut stream = model.detokenizer();
+        let mut said: String = wanted.iter().map(|&id| stream.push(id)).collect();
+        said += &stream.finish();
+        if !text.contains("<s>") && !text.contains('\u{2581}') {
+            assert_eq!(said, text);
+        }
+    }
+}
+
+#[test]
 fn a_prompt_begins_as_the_file_says_or_as_its_kind_does() {
     let first = |pre: &str, says: Option<bool>| {
         let source = Source::open("tiny-llama");
@@ -653,10 +699,18 @@ fn tokenizers_that_are_not_understood_are_refused() {
     assert!(with("tokens", &many).contains("1025 tokens and a vocabulary of 1024 rows"));
     let same: Vec<&str> = (0..1000).map(|_| "same").collect();
     assert!(with("tokens", &same).contains("tokens 0 and 1 are both \"same\""));
-    let spm = base("smollm")
-        .renamed("tokenizer.ggml.model", "tokenizer.xxxx.model")
-        .text("tokenizer.ggml.model", "llama");
-    assert!(refused(&spm).contains("tokenizer.ggml.model is \"llama\""));
+    let other = |model: &str| {
+        base("smollm")
+            .renamed("tokenizer.ggml.model", "tokenizer.xxxx.model")
+            .text("tokenizer.ggml.model", model)
+    };
+    assert!(refused(&other("t5")).contains("tokenizer.ggml.model is \"t5\""));
+    assert!(refused(&other("llama")).contains("tokenizer.ggml.scores is missing"));
+    let cleaned = other("llama").boolean("tokenizer.ggml.remove_extra_whitespaces", true);
+    assert!(refused(&cleaned).contains("remove_extra_whitespaces is true"));
+    let scored = |scores: &[f32]| refused(&other("llama").floats("tokenizer.ggml.scores", scores));
+    assert!(scored(&[0.0]).contains("scores has 1 entries for 1000 tokens"));
+    assert!(scored(&[f32::NAN; 1000]).contains("numbers are needed"));
     let kinds = base("smollm")
         .renamed("tokenizer.ggml.token_type", "tokenizer.xxxx.token_type")
         .integers("tokenizer.ggml.token_type", &[9; 1000]);
@@ -686,4 +740,71 @@ fn a_broken_file_is_named_with_the_place() {
     bytes.truncate(bytes.len() / 2);
     let error = run(&bytes, &Options::default()).map(drop).unwrap_err().to_string();
     assert!(error.contains("is not a sound GGUF file") && error.contains("may be incomplete"), "{error}");
+}
+
+/// A whole model of a few kilobytes.
+fn smallest() -> GgufWriter {
+    let mut writer = GgufWriter::new("qwen3")
+        .integer("qwen3.block_count", 1)
+        .integer("qwen3.context_length", 64)
+        .integer("qwen3.embedding_length", 32)
+        .integer("qwen3.feed_forward_length", 32)
+        .integer("qwen3.attention.head_count", 2)
+        .integer("qwen3.attention.head_count_kv", 1)
+        .integer("qwen3.attention.key_length", 16)
+        .float("qwen3.attention.layer_norm_rms_epsilon", 1e-6)
+        .text("qwen3.rope.scaling.type", "linear")
+        .float("qwen3.rope.scaling.factor", 2.0)
+        .text("tokenizer.ggml.model", "gpt2")
+        .text("tokenizer.ggml.pre", "qwen2")
+        .texts("tokenizer.ggml.tokens", &["a", "b", "ab", "<end>", "[PAD4]"])
+        .integers("tokenizer.ggml.token_type", &[1, 1, 1, 3, 5])
+        .texts("tokenizer.ggml.merges", &["a b"])
+        .integer("tokenizer.ggml.eos_token_id", 3)
+        .tensor("token_embd.weight", 8, &[5, 32], blocks(34, 5))
+        .tensor("output_norm.weight", F32, &[32], vec![0; 128]);
+    for (name, rows, columns) in [
+        ("attn_q", 32, 32),
+        ("attn_k", 16, 32),
+        ("attn_v", 16, 32),
+        ("attn_output", 32, 32),
+        ("ffn_gate", 32, 32),
+        ("ffn_up", 32, 32),
+        ("ffn_down", 32, 32),
+    ] {
+        writer = writer.tensor(
+            &format!("blk.0.{name}.weight"),
+            3,
+            &[rows, columns],
+            blocks(20, (rows * columns / 32) as usize),
+        );
+    }
+    for (name, length) in [("attn_norm", 32), ("ffn_norm", 32), ("attn_q_norm", 16), ("attn_k_norm", 16)] {
+        writer = writer.tensor(&format!("blk.0.{name}.weight"), F32, &[length], vec![0; 4 * length as usize]);
+    }
+    writer
+}
+
+#[test]
+fn the_smallest_model_is_sound() {
+    let made = run(&smallest().finish(), &Options::default()).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(Checkpoint::open(&made.folder).unwrap().spec.selectable_vocabulary, 4);
+}
+
+proptest::proptest! {
+    /// What parses is planned or refused; nothing in between, whatever a file says.
+    #[test]
+    fn mutated_models_never_panic(
+        changes in proptest::collection::vec((24usize..2200, proptest::prelude::any::<u8>()), 1..4),
+    ) {
+        let mut bytes = smallest().finish();
+        for (at, value) in changes {
+            bytes[at] = value;
+        }
+        if let Ok(file) = Gguf::parse(&bytes) {
+            for packing in [None, Some(Packing { bits: 4, group_size: 32 })] {
+                let _ = build(&file, &Options { packing, ..Options::default() });
+            }
+        }
+    }
 }

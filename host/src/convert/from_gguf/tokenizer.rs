@@ -8,6 +8,7 @@ use tokenizers::Tokenizer;
 
 use super::super::gguf::Value;
 use super::keys::Keys;
+use super::sentencepiece;
 use super::splitting::Splitting;
 
 /// The files, and what `config.json` says of ids.
@@ -35,26 +36,55 @@ enum Kind {
     Unused,
 }
 
+/// How text becomes tokens.
+#[derive(Clone, Copy, Debug)]
+enum Algorithm {
+    /// Bytes are merged, within pieces that rules cut.
+    ByteLevel(Splitting),
+    /// Characters are merged by the scores of what they make; what is in no token is written as bytes.
+    SentencePiece {
+        /// Whether a text gets a space before it.
+        begins_with_space: bool,
+    },
+}
+
+impl Algorithm {
+    fn read(keys: &Keys<'_>) -> Result<Algorithm, String> {
+        match keys.text("tokenizer.ggml.model")? {
+            Some("gpt2") => Ok(Algorithm::ByteLevel(Splitting::named(keys.text("tokenizer.ggml.pre")?)?)),
+            Some("llama") => {
+                let key = "tokenizer.ggml.remove_extra_whitespaces";
+                if keys.boolean(key)? == Some(true) {
+                    return Err(format!("{key} is true, which is not implemented"));
+                }
+                let begins_with_space = keys.boolean("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+                Ok(Algorithm::SentencePiece { begins_with_space })
+            }
+            Some(other) => Err(format!(
+                "tokenizer.ggml.model is {other:?}; \"gpt2\" (byte-level BPE) and \"llama\" (SentencePiece BPE) are converted: take the model's original weights with their tokenizer.json"
+            )),
+            None => {
+                Err("tokenizer.ggml.model is missing; a model without its tokenizer is not converted".into())
+            }
+        }
+    }
+
+    /// Whether a prompt begins with the model's first token where the file does not say.
+    fn begins(self) -> bool {
+        match self {
+            Algorithm::ByteLevel(splitting) => splitting.begins,
+            Algorithm::SentencePiece { .. } => true,
+        }
+    }
+}
+
 impl TokenizerFiles {
     /// Reads the tokenizer of a model whose vocabulary has `rows` rows.
     ///
     /// # Errors
     /// When it is of another kind, or does not fit together.
     pub(super) fn read(keys: &Keys<'_>, rows: u64) -> Result<TokenizerFiles, String> {
-        match keys.text("tokenizer.ggml.model")? {
-            Some("gpt2") => {}
-            Some(other) => {
-                return Err(format!(
-                    "tokenizer.ggml.model is {other:?}; \"gpt2\" (byte-level BPE) is converted: take the model's original weights with their tokenizer.json"
-                ));
-            }
-            None => {
-                return Err(
-                    "tokenizer.ggml.model is missing; a model without its tokenizer is not converted".into(),
-                );
-            }
-        }
-        let splitting = Splitting::named(keys.text("tokenizer.ggml.pre")?)?;
+        let algorithm = Algorithm::read(keys)?;
         let tokens = keys.texts("tokenizer.ggml.tokens")?.ok_or("tokenizer.ggml.tokens is missing")?;
         if tokens.is_empty() || tokens.len() as u64 > rows {
             return Err(format!("it has {} tokens and a vocabulary of {rows} rows", tokens.len()));
@@ -79,7 +109,7 @@ impl TokenizerFiles {
         if ends.is_empty() {
             return Err("tokenizer.ggml.eos_token_id is missing, so that no reply would end".into());
         }
-        let begins = keys.boolean("tokenizer.ggml.add_bos_token")?.unwrap_or(splitting.begins);
+        let begins = keys.boolean("tokenizer.ggml.add_bos_token")?.unwrap_or(algorithm.begins());
         if begins && begin.is_none() {
             return Err("tokenizer.ggml.bos_token_id is missing, and every prompt is to begin with it".into());
         }
@@ -88,7 +118,7 @@ impl TokenizerFiles {
                 "tokenizer.ggml.add_eos_token is true; a prompt that ends itself is not served".into()
             );
         }
-        let document = document(keys, splitting, tokens, &kinds, begin.filter(|_| begins))?;
+        let document = document(keys, algorithm, tokens, &kinds, begin.filter(|_| begins))?;
         let tokenizer = serde_json::to_vec(&document).map_err(|error| error.to_string())?;
         check(&tokenizer, tokens, &kinds)?;
 
@@ -141,7 +171,7 @@ fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<Kind>, String> {
 
 fn document(
     keys: &Keys<'_>,
-    splitting: Splitting,
+    algorithm: Algorithm,
     tokens: &[&str],
     kinds: &[Kind],
     begin: Option<u32>,
@@ -162,52 +192,68 @@ fn document(
             }));
         }
     }
-    let merges = keys.texts("tokenizer.ggml.merges")?.ok_or("tokenizer.ggml.merges is missing")?;
-    let merges = merges
-        .iter()
-        .map(|merge| {
-            // The first part may itself begin with the character that parts them.
-            let parts = merge.char_indices().skip(1).find(|&(_, character)| character == ' ');
-            parts
-                .map(|(at, _)| json!([merge[..at], merge[at + 1..]]))
-                .ok_or(format!("tokenizer.ggml.merges holds {merge:?}, which is no pair"))
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    let byte_level = |trim: bool| json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": trim, "use_regex": true });
-    let post_processor = match begin {
-        None => byte_level(false),
-        Some(begin) => {
-            let token = tokens[begin as usize];
-            let special = json!({ "SpecialToken": { "id": token, "type_id": 0 } });
-            let sequence = |id: &str, kind: u32| json!({ "Sequence": { "id": id, "type_id": kind } });
-            let mut first = Map::new();
-            first.insert(token.into(), json!({ "id": token, "ids": [begin], "tokens": [token] }));
-            json!({
-                "type": "Sequence",
-                "processors": [byte_level(false), {
-                    "type": "TemplateProcessing",
-                    "single": [special, sequence("A", 0)],
-                    "pair": [special, sequence("A", 0), special, sequence("B", 1)],
-                    "special_tokens": first,
-                }],
-            })
+    let beginning = begin.map(|begin| beginning(tokens[begin as usize], begin));
+    let mut model = json!({
+        "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+        "vocab": vocabulary,
+    });
+    let mut document = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "pre_tokenizer": null,
+    });
+    match algorithm {
+        Algorithm::ByteLevel(splitting) => {
+            let bytes = |trim: bool| json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": trim, "use_regex": true });
+            document["normalizer"] = splitting.normalizer();
+            document["pre_tokenizer"] = splitting.pre_tokenizer();
+            document["post_processor"] = match beginning {
+                None => bytes(false),
+                Some(beginning) => json!({ "type": "Sequence", "processors": [bytes(false), beginning] }),
+            };
+            document["decoder"] = bytes(true);
+            model["ignore_merges"] = splitting.takes_whole_tokens().into();
+            model["merges"] = merges(keys)?.into();
         }
+        Algorithm::SentencePiece { begins_with_space } => {
+            document["normalizer"] = sentencepiece::normalizer(begins_with_space);
+            document["post_processor"] = beginning.unwrap_or(Json::Null);
+            document["decoder"] = sentencepiece::decoder(begins_with_space);
+            model["byte_fallback"] = true.into();
+            model["fuse_unk"] = true.into();
+            let unknown = keys.integer("tokenizer.ggml.unknown_token_id")?.unwrap_or(0) as usize;
+            model["unk_token"] = tokens.get(unknown).map_or(Json::Null, |token| (*token).into());
+            model["merges"] = sentencepiece::merges(keys, tokens)?.into();
+        }
+    }
+    document["model"] = model;
+    Ok(document)
+}
+
+/// The merges of a byte-level model, which the file lists.
+fn merges(keys: &Keys<'_>) -> Result<Vec<Json>, String> {
+    let merges = keys.texts("tokenizer.ggml.merges")?.ok_or("tokenizer.ggml.merges is missing")?;
+    let pair = |merge: &&str| {
+        // The first part may itself begin with the character that parts them.
+        let parts = merge.char_indices().skip(1).find(|&(_, character)| character == ' ');
+        parts
+            .map(|(at, _)| json!([merge[..at], merge[at + 1..]]))
+            .ok_or(format!("tokenizer.ggml.merges holds {merge:?}, which is no pair"))
     };
-    Ok(json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": added,
-        "normalizer": splitting.normalizer(),
-        "pre_tokenizer": splitting.pre_tokenizer(),
-        "post_processor": post_processor,
-        "decoder": byte_level(true),
-        "model": {
-            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": splitting.takes_whole_tokens(), "vocab": vocabulary, "merges": merges,
-        },
-    }))
+    merges.iter().map(pair).collect()
+}
+
+/// The step that puts the model's first token before a prompt.
+fn beginning(token: &str, id: u32) -> Json {
+    let special = json!({ "SpecialToken": { "id": token, "type_id": 0 } });
+    let sequence = |id: &str, kind: u32| json!({ "Sequence": { "id": id, "type_id": kind } });
+    let mut first = Map::new();
+    first.insert(token.into(), json!({ "id": token, "ids": [id], "tokens": [token] }));
+    json!({
+        "type": "TemplateProcessing",
+        "single": [special, sequence("A", 0)],
+        "pair": [special, sequence("A", 0), special, sequence("B", 1)],
+        "special_tokens": first,
+    })
 }
 
 /// Loads the tokenizer and compares every id.

@@ -57,6 +57,13 @@ impl GgufWriter {
         self.raw(key, 9, &bytes)
     }
 
+    pub(crate) fn floats(self, key: &str, values: &[f32]) -> GgufWriter {
+        let mut bytes = 6u32.to_le_bytes().to_vec();
+        bytes.extend((values.len() as u64).to_le_bytes());
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        self.raw(key, 9, &bytes)
+    }
+
     /// A tensor of a row-major shape.
     pub(crate) fn tensor(mut self, name: &str, kind: u32, shape: &[u64], data: Vec<u8>) -> GgufWriter {
         self.tensors.push((name.into(), shape.into(), kind, data));
