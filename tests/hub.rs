@@ -14,7 +14,7 @@ use hub_server::{COMMIT, Files, Pace, Reply, Server as FakeHub, files, hub, hub_
 use serde_json::Value;
 use support::server::Server;
 use support::trace::traced;
-use support::{Invocation, Sandbox, demo_drafter, demo_model, workspace};
+use support::{Invocation, Sandbox, demo_drafter, demo_model, faulty, workspace};
 
 const WEIGHTS: &str = "model.safetensors";
 
@@ -218,6 +218,8 @@ fn serve_downloads_what_nothing_speaks_against_and_serves_it() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert_eq!(running.get("/v1/models").json()["data"][0]["id"], "small");
+    // As the checkpoint wants it, which was not known when the port was taken.
+    assert!(running.said_on_stdout().contains("(sampling: temperature 0.7, top_p 0.8, top_k 20;"), "{said}");
     assert_eq!(running.stop().0, 0, "signals end a server as before");
     // From now on no network is needed.
     let before = server.arrived().len();
@@ -256,6 +258,38 @@ fn a_model_that_the_backend_does_not_run_is_not_downloaded() {
         assert!(outcome.stderr.lines().last().unwrap().starts_with("tensorfold: "), "{}", outcome.stderr);
     }
     assert!(bytes_sent(&server) < 1_000_000, "metadata, not weights");
+    assert!(!cache(&sandbox).exists());
+}
+
+#[test]
+fn what_the_command_line_names_is_looked_at_before_a_download() {
+    let sandbox = Sandbox::new();
+    let server = hub(demo());
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for (words, part) in [
+        (["--port", port.as_str()], "is already in use"),
+        (["--api-key-file", "/no/such/keys"], "/no/such/keys"),
+        (["--chat-template", "/no/such/template"], "/no/such/template"),
+    ] {
+        let outcome =
+            with(&sandbox, &server, &["serve", "somebody/small", "--backend", "cpu"]).args(words).run();
+        outcome.exits(1);
+        assert!(outcome.stderr.lines().last().unwrap().contains(part), "{}", outcome.stderr);
+    }
+    assert!(!cache(&sandbox).exists());
+}
+
+#[test]
+fn a_plugin_that_cannot_start_costs_no_download() {
+    let sandbox = Sandbox::new();
+    let server = hub(demo());
+    let plugin = faulty("INIT_CRASHES").build_in(&sandbox.plugins());
+    let words = ["serve", "somebody/small", "--backend", "successor", "--plugin"];
+    let outcome = with(&sandbox, &server, &words).arg(&plugin.library).run();
+    outcome.exits(1);
+    assert!(outcome.stderr.lines().last().unwrap().contains("signal 11"), "{}", outcome.stderr);
+    assert!(server.bytes_of(WEIGHTS) > 0, "its metadata was read");
     assert!(!cache(&sandbox).exists());
 }
 

@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tensorfold_plugin_api::sampling::Sampling;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -82,6 +83,12 @@ impl Server {
         };
         let address = BoundAddress::bind(&options.host, options.port)?;
         Ok(Server { options, models, seed_salt, keys, request_log, address, lines })
+    }
+
+    /// The server with other sampling for requests that say nothing about it.
+    pub fn with_sampling(mut self, sampling: Sampling) -> Server {
+        self.options.sampling = sampling;
+        self
     }
 
     /// Where the server will be reached, as `HOST:PORT` with the real port.

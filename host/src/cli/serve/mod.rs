@@ -20,7 +20,7 @@ use tensorfold_plugin_api::vocabulary::GivenFlags;
 use self::admission::Admitted;
 use super::arguments::ModelArguments;
 use super::{Failure, hint};
-use crate::checkpoint::{Checkpoint, CheckpointSource};
+use crate::checkpoint::{Checkpoint, CheckpointSource, GenerationDefaults};
 use crate::engine::{EngineHandle, EngineOptions, PluginEngine};
 use crate::plugins::environment::Environment;
 use crate::plugins::load;
@@ -43,8 +43,18 @@ pub(in crate::cli) fn run(
     for line in &admitted.lines {
         hint(line);
     }
-    // Nothing that the metadata tells speaks against the model: now it is worth its download.
+    // Nothing that the metadata tells speaks against the model: now it is worth its download. Nobody should wait for
+    // that only to hear that a file of the command line is missing, the port is taken, or the driver is too old.
+    let mut prepared = None;
     if let Some(remote) = admitted.remote.take() {
+        options::check_template_file(flags)?;
+        match trial::run(&mut admitted, flags) {
+            Err(failure) if !admitted.may_fall_back(flags) => return Err(failure),
+            // A plugin that failed here fails once more below, where the processor takes its place.
+            Err(_) | Ok(()) => {}
+        }
+        let serve_options = options::serve_options(flags, &admitted.name, &GenerationDefaults::default());
+        prepared = Some(Server::prepare(serve_options, &ServeEnvironment::read())?);
         admitted.directory = remote.download()?;
     }
     // Everything that can fail without the plugin: tokenizer, template, tensors, keys, address.
@@ -53,9 +63,13 @@ pub(in crate::cli) fn run(
         hint(&line);
     }
     let checkpoint = Checkpoint::open(&admitted.directory)?;
-    let serve_options = options::serve_options(flags, &admitted.name, &checkpoint);
+    let serve_options = options::serve_options(flags, &admitted.name, &checkpoint.generation);
     let stop_tokens = checkpoint.stop_tokens.iter().copied().collect();
-    let server = Server::prepare(serve_options, &ServeEnvironment::read())?;
+    let server = match prepared {
+        // Only now the checkpoint could say how it wants to be sampled.
+        Some(server) => server.with_sampling(serve_options.sampling),
+        None => Server::prepare(serve_options, &ServeEnvironment::read())?,
+    };
     // Only now code of the plugin runs.
     // What was opened decides how the process ends, also when something else serves.
     let mut accelerator = admitted.accelerator;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use tensorfold_plugin_api::sampling::Sampling;
 use tensorfold_plugin_api::vocabulary::GivenFlags;
 
-use crate::checkpoint::{Checkpoint, GenerationDefaults};
+use crate::checkpoint::{Folder, GenerationDefaults};
 use crate::cli::Failure;
 use crate::server::ServeOptions;
 use crate::text::TextModel;
@@ -20,6 +20,17 @@ pub(super) fn text_model(flags: &GivenFlags, directory: &Path) -> Result<TextMod
         None => Ok(text),
         Some(file) => Ok(text.with_template_file(Path::new(file))?),
     }
+}
+
+/// Whether the template that was named can be read; what is in it is looked at together with the tokenizer.
+///
+/// # Errors
+/// When it cannot.
+pub(super) fn check_template_file(flags: &GivenFlags) -> Result<(), Failure> {
+    if let Some(file) = flags.text("--chat-template") {
+        Folder::read_named(Path::new(file), Folder::METADATA_LIMIT)?;
+    }
+    Ok(())
 }
 
 /// Holds the flags about thinking against what the template can do.
@@ -57,7 +68,7 @@ fn thinking_lines(flags: &GivenFlags, switch: bool, levels: &[&str]) -> Result<V
 }
 
 /// The server's options: what was given, else what the checkpoint says, else the defaults.
-pub(super) fn serve_options(flags: &GivenFlags, name: &str, checkpoint: &Checkpoint) -> ServeOptions {
+pub(super) fn serve_options(flags: &GivenFlags, name: &str, checkpoint: &GenerationDefaults) -> ServeOptions {
     let defaults = ServeOptions::new(flags.text("--name").unwrap_or(name));
     let texts = |flag| flags.texts(flag).map(str::to_owned).collect();
     ServeOptions {
@@ -67,7 +78,7 @@ pub(super) fn serve_options(flags: &GivenFlags, name: &str, checkpoint: &Checkpo
         api_keys: texts("--api-key"),
         api_key_file: flags.text("--api-key-file").map(PathBuf::from),
         max_tokens: count(flags, "--max-tokens").unwrap_or(defaults.max_tokens),
-        sampling: sampling(flags, &checkpoint.generation),
+        sampling: sampling(flags, checkpoint),
         thinking: flags.thinking().unwrap_or(defaults.thinking),
         reasoning_effort: flags.text("--reasoning-effort").map(str::to_owned),
         thinking_budget: count(flags, "--thinking-budget").unwrap_or(defaults.thinking_budget),
