@@ -66,10 +66,24 @@ fn the_help_of_serve_tells_what_a_named_backend_takes() {
     for words in [&["serve", "--backend", "cpu", "--help"][..], &["--backend", "cpu", "serve", "--help"]] {
         let outcome = run(&sandbox, words);
         outcome.exits(0);
-        for part in ["Backend cpu (backend-cpu ", "cpu.threads", "model families", "qwen3_5"] {
+        for part in ["Backend cpu (backend-cpu ", "--opt cpu.threads=INTEGER", "model families", "qwen3_5"] {
             assert!(outcome.stdout.contains(part) && !plain.stdout.contains("Backend cpu"), "{part}");
         }
     }
+    // Without a name: the options of every installed one.
+    for part in [
+        "--threads N",
+        "Options of backend cpu (backend-cpu):\n  --opt cpu.threads=INTEGER",
+        "[a whole number from 0 to 1024; default: 0]",
+    ] {
+        assert!(plain.stdout.contains(part), "no {part:?} in\n{}", plain.stdout);
+    }
+    // What keeps plugins from being found does not keep the help from being read.
+    let broken = sandbox.file("broken.toml", "[search\n");
+    let outcome = tree(sandbox.tensorfold(["serve", "--help"])).arg("--plugins-file").arg(&broken).run();
+    outcome.exits(0);
+    assert!(outcome.stdout.contains("--port PORT"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("Installed backends: ") && outcome.stdout.contains("broken.toml"));
     let rocm = run(&sandbox, &["serve", "--backend", "rocm", "--help"]);
     assert!(rocm.stdout.contains("Backend hip (backend-hip"), "{}", rocm.stdout);
     assert!(!rocm.stdout.contains("cpu.threads"), "options of another backend");

@@ -50,6 +50,25 @@ fn telling_about_plugins_runs_none_of_their_code() {
 }
 
 #[test]
+fn showing_a_plugin_lists_its_options_by_type() {
+    let sandbox = Sandbox::new();
+    let show = |arguments: &[&str]| {
+        let library = built_with_the_workspace("tensorfold_backend_cpu");
+        sandbox.tensorfold(["plugins", "show", "cpu", "--plugin"]).arg(library).args(arguments).run()
+    };
+    let outcome = show(&[]);
+    outcome.exits(0);
+    let line = outcome.stdout.lines().find(|line| line.contains("--opt cpu.threads=INTEGER"));
+    let line = line.unwrap_or_else(|| outcome.fail("no line about the option threads"));
+    assert!(
+        line.starts_with("option:") && line.ends_with("[a whole number from 0 to 1024; default: 0]"),
+        "{line}"
+    );
+    let threads = &show(&["--json"]).json()["manifest"]["options"]["threads"];
+    assert_eq!((&threads["type"], &threads["most"]), (&"integer".into(), &1024.into()), "{threads}");
+}
+
+#[test]
 fn the_trees_own_plugins_are_told_about_without_opening_a_driver() {
     let sandbox = Sandbox::new();
     let trace = traced(&sandbox, |command| {

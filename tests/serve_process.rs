@@ -310,7 +310,7 @@ fn the_number_of_threads_and_a_restart_change_no_bit_of_a_reply() {
         "prompt": prompt, "max_tokens": 40, "temperature": 1.5, "top_k": 0, "top_p": 1, "seed": 77, "ignore_eos": true,
     });
     let replies: Vec<Reply> =
-        [&["--opt", "cpu.threads=1"][..], &["--opt", "cpu.threads=2"], &["--opt=cpu.threads=5"], &[]]
+        [&["--opt", "cpu.threads=1"][..], &["--opt", "cpu.threads=2"], &["--threads", "5"], &[]]
             .iter()
             .map(|flags| {
                 let server = start(&sandbox, &demo_model(), flags);
@@ -340,11 +340,44 @@ fn options_that_the_plugin_does_not_have_are_refused_before_its_code_runs() {
         assert_eq!((missing, outcome.stdout.as_str()), (None, ""), "{option}: {}", outcome.stderr);
         assert_eq!(sandbox.traces_left(), Vec::<PathBuf>::new(), "{option}");
     }
+    let said = |arguments: &[&str]| {
+        let outcome = serve(&sandbox, &demo_model()).args(["--port", "0"]).args(arguments).run();
+        outcome.exits(2);
+        outcome.stderr
+    };
+    let range = "--threads 1025: found 1025; allowed: a whole number from 0 to 1024";
+    assert!(said(&["--threads", "1025"]).contains(range));
+    for wrong in ["many", "-1", "1.5", ""] {
+        assert!(said(&[&format!("--threads={wrong}")]).contains("argument --threads: a count from 0"));
+    }
     for option in ["threads", "=", "cpu.threads"] {
         let outcome = serve(&sandbox, &demo_model()).args(["--opt", option]).run();
         outcome.exits(2);
         assert!(outcome.stderr.contains("argument --opt: "), "{}", outcome.stderr);
     }
+}
+
+#[test]
+fn options_of_the_configuration_have_the_types_of_the_manifest() {
+    let sandbox = Sandbox::new();
+    let with = |entry: &str| {
+        let content = format!(
+            "[[plugin]]\nid = \"backend-cpu\"\nlibrary = \"libtensorfold_backend_cpu.so\"\noptions = {{ {entry} }}\n"
+        );
+        let file = sandbox.file("options.toml", content);
+        sandbox.tensorfold(["--backend", "cpu", "serve"]).arg(demo_model()).arg("--plugins-file").arg(file)
+    };
+    for (entry, part) in [
+        ("threads = \"3\"", "option threads of plugin backend-cpu: found \"3\"; allowed: a whole number"),
+        ("threads = 1025", "found 1025; allowed: a whole number from 0 to 1024"),
+        ("thread = 1", "plugins.toml: plugin backend-cpu has no option thread; it has "),
+    ] {
+        with(entry).args(["--port", "0"]).run().refused_with(&[part]);
+        assert_eq!(sandbox.traces_left(), Vec::<PathBuf>::new(), "{entry}");
+    }
+    let server =
+        Server::start(with("threads = 2").args(["--port", "0"])).unwrap_or_else(|said| panic!("{said}"));
+    assert_eq!(server.stop().0, 0);
 }
 
 /// A checkpoint in the form in which Hugging Face's tools keep it, with links to the files.

@@ -3,7 +3,7 @@
 use tensorfold_plugin_api::manifest::Manifest;
 use tensorfold_plugin_api::vocabulary::{AnsweredBy, DrafterKind, FLAGS, FlagGroup, FlagSpec, GivenFlags};
 
-use super::{Failure, find_plugins, named_backend};
+use super::{Failure, active, find_plugins, named_backend, plugin_options};
 use crate::plugins::environment::Environment;
 
 /// The help of `serve`; for a backend that was named, what it offers on top.
@@ -22,7 +22,19 @@ pub(super) fn serve(flags: &GivenFlags, environment: &Environment) -> Result<Str
         section(&mut text, group.heading(), &rows);
     }
     match named_backend(flags) {
-        None => text += "\nWith --backend NAME before --help: what that backend takes besides.\n",
+        None => {
+            // Help is there for whoever has to put something right: what keeps plugins from being found is told
+            // beside it.
+            match find_plugins(flags, environment) {
+                Ok(catalog) => {
+                    active(&catalog).filter_map(|plugin| plugin.manifest.as_ref()).for_each(|manifest| {
+                        options_of(&mut text, manifest);
+                    });
+                }
+                Err(failure) => text += &format!("\nInstalled backends: {}\n", failure.message),
+            }
+            text += "\nWith --backend NAME before --help: what that backend takes besides.\n";
+        }
         Some(name) => {
             let catalog = find_plugins(flags, environment)?;
             let plugin = &catalog.plugins()[catalog.by_name(name)?];
@@ -79,13 +91,17 @@ fn of_backend(text: &mut String, manifest: &Manifest) {
         })
         .collect();
     section(text, "Options that only this backend takes", &own);
-    if !manifest.options.is_empty() {
-        *text += "\nOptions for --opt:\n";
-        for (name, option) in &manifest.options {
-            let default =
-                option.default.as_ref().map_or_else(String::new, |value| format!(" [default: {value}]"));
-            line(text, &format!("{}.{name}", plugin.backend), &format!("{}{default}", option.help));
-        }
+    options_of(text, manifest);
+}
+
+/// The options of a plugin's own, for `--opt`.
+fn options_of(text: &mut String, manifest: &Manifest) {
+    if manifest.options.is_empty() {
+        return;
+    }
+    *text += &format!("\nOptions of backend {} ({}):\n", manifest.plugin.backend, manifest.plugin.id);
+    for (typed, meaning) in plugin_options::of(manifest) {
+        line(text, &format!("--opt {typed}"), &meaning);
     }
 }
 

@@ -10,6 +10,7 @@ mod help;
 mod hub;
 mod info;
 mod models;
+mod plugin_options;
 pub mod plugins;
 mod serve;
 

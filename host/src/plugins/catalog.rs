@@ -171,15 +171,20 @@ impl Catalog {
         inspection
     }
 
-    /// The plugin's own options from `plugins.toml`, as text.
+    /// The plugin's own options from `plugins.toml`, as they stand there.
+    pub fn configured_options(&self, index: usize) -> BTreeMap<String, toml::Value> {
+        let manifest = self.discovery.plugins[index].manifest.as_ref();
+        let settings = manifest.and_then(|manifest| self.configuration.plugins.get(&manifest.plugin.id));
+        settings.map(|settings| settings.options.clone()).unwrap_or_default()
+    }
+
+    /// The same as text.
     pub fn options_of(&self, index: usize) -> Vec<(String, String)> {
-        let Some(manifest) = &self.discovery.plugins[index].manifest else { return Vec::new() };
-        let Some(settings) = self.configuration.plugins.get(&manifest.plugin.id) else { return Vec::new() };
-        let text = |value: &toml::Value| match value {
-            toml::Value::String(text) => text.clone(),
+        let text = |value: toml::Value| match value {
+            toml::Value::String(text) => text,
             other => other.to_string(),
         };
-        settings.options.iter().map(|(name, value)| (name.clone(), text(value))).collect()
+        self.configured_options(index).into_iter().map(|(name, value)| (name, text(value))).collect()
     }
 
     /// The folder for long reports.

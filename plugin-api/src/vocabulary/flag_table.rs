@@ -133,6 +133,15 @@ pub const FLAGS: &[FlagSpec] = &[
     .repeats()
     .by(Capability::Options),
     takes(
+        "--threads",
+        "N",
+        ANY_COUNT,
+        Plugins,
+        "threads that compute, a short form of --opt BACKEND.threads=N; 0 leaves it to the backend",
+    )
+    .neutral(ZERO)
+    .by(Capability::Option("threads")),
+    takes(
         "--plugin",
         "FILE",
         ValueKind::Path,

@@ -71,6 +71,8 @@ pub enum Capability {
     Context,
     /// `[options]`.
     Options,
+    /// One option of `[options]`.
+    Option(&'static str),
     /// A word of `features`.
     Feature(&'static str),
 }
@@ -89,6 +91,7 @@ impl AnsweredBy {
                 Capability::Lanes => "limits.lanes",
                 Capability::Context => "limits.context",
                 Capability::Options => "options",
+                Capability::Option(name) => return Some(format!("options.{name}")),
                 Capability::Feature(name) => return Some(format!("features: {name}")),
             },
         };

@@ -7,6 +7,7 @@ use tensorfold_plugin_api::manifest::{Manifest, RuntimeLink, RuntimeNeed};
 use tensorfold_plugin_api::vocabulary::DrafterKind;
 
 use super::{Output, describe, find};
+use crate::cli::plugin_options;
 use crate::plugins::catalog::Catalog;
 use crate::plugins::inspect::Inspection;
 use crate::plugins::lifecycle::{one_line, show_path};
@@ -105,6 +106,9 @@ pub(super) fn run(
     }
     if manifest.families.is_empty() {
         lines.push(("family", "none: it runs no model yet".into()));
+    }
+    for (typed, meaning) in plugin_options::of(manifest) {
+        lines.push(("option", format!("--opt {typed}  {meaning}")));
     }
     for runtime in &manifest.runtimes {
         let found = first_existing(&runtime.soname, catalog.root());

@@ -8,7 +8,7 @@ use super::{Output, describe, no_flags};
 use crate::cli::Failure;
 use crate::cli::hub;
 use crate::cli::serve::admission;
-use crate::plugins::admit::{self, Facts, HostFacts, ModelFacts, Refusal, Stage, Subject};
+use crate::plugins::admit::{self, Facts, HostFacts, ModelFacts, PluginOptions, Refusal, Stage, Subject};
 use crate::plugins::catalog::Catalog;
 use crate::plugins::lifecycle::{Code, Level};
 use crate::plugins::plugin::Plugin;
@@ -143,6 +143,12 @@ fn judge(catalog: &mut Catalog, index: usize, flags: &GivenFlags, model: Option<
     };
     let mut all = judged(None, |stage| stage <= Stage::Request);
     if is_refused(&all) {
+        return all;
+    }
+    let configured = catalog.configured_options(index);
+    if let Err(message) = admit::add_configured(&mut PluginOptions::new(), &manifest, &configured, flags) {
+        let document = json!({"code": Code::FlagUnsupported, "message": &message});
+        all.push((Level::Error, document, message));
         return all;
     }
     let model = match model.map(model_facts).transpose() {

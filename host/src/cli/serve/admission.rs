@@ -10,7 +10,7 @@ use crate::checkpoint;
 use crate::cli::arguments::ModelArguments;
 use crate::cli::hub::{self, Located, Remote};
 use crate::cli::{Failure, find_plugins, named_backend};
-use crate::plugins::admit::{self, Admission, Facts, HostFacts, ModelFacts, OwnHead, Subject};
+use crate::plugins::admit::{self, Admission, Facts, HostFacts, ModelFacts, OwnHead, PluginOptions, Subject};
 use crate::plugins::catalog::Catalog;
 use crate::plugins::environment::Environment;
 use crate::plugins::inspect::Inspection;
@@ -106,6 +106,11 @@ fn judge(
     // Nothing before this line looked at a model, a device or a network, and nothing was written.
     let early = Facts::of_host(&host);
     admit::admit_early(&subject(&early)).map_err(Failure::from_refusal)?;
+    let configured = catalog.configured_options(index);
+    let merge = |options: &mut PluginOptions| {
+        admit::add_configured(options, &manifest, &configured, flags).map_err(Failure::new)
+    };
+    merge(&mut PluginOptions::new())?;
     let located = hub::locate(&arguments.model)?;
     let facts = model_facts(&located)?;
     let inspection = catalog.inspect(index);
@@ -113,13 +118,14 @@ fn judge(
         return Err(Failure::from_finding(finding));
     }
     let all = Facts { model: Some(&facts), ..Facts::of_host(&host) };
-    let admission = admit::admit(&subject(&all)).map_err(|refusal| {
+    let mut admission = admit::admit(&subject(&all)).map_err(|refusal| {
         let mut failure = Failure::from_refusal(refusal);
         if named_backend(flags).is_none() {
             failure.message.push_str(&ways_out(&catalog, index, flags, &all));
         }
         failure
     })?;
+    merge(&mut admission.options)?;
     lines.extend(drafter_line(flags, &manifest, &host));
     lines.extend(admission.warnings.iter().map(ToString::to_string));
     if admission.context_cut {

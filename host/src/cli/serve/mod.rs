@@ -125,7 +125,7 @@ fn open(
     flags: &GivenFlags,
 ) -> Result<(opening::OpenPlugin, Arc<DeviceClient>), Failure> {
     trial::run(admitted, flags)?;
-    let plugin = opening::open_plugin(admitted, environment, flags)?;
+    let plugin = opening::open_plugin(admitted, environment)?;
     match opening::open_device(admitted, &plugin, flags) {
         Ok(device) => Ok((plugin, device)),
         Err(failure) => {

@@ -7,7 +7,6 @@ use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::abi::{Status, TF_LOG_INFO, TF_UNKNOWN};
 use tensorfold_plugin_api::device::DeviceInfo;
 use tensorfold_plugin_api::host::{DeviceClient, EngineClient, EngineSetup, InitOptions, PluginClient};
-use tensorfold_plugin_api::manifest::OptionValue;
 use tensorfold_plugin_api::plugin::MemoryPlan;
 use tensorfold_plugin_api::vocabulary::{GivenFlags, kv_dtype_name};
 
@@ -55,20 +54,16 @@ pub(super) fn advance(admitted: &mut Admitted, state: State) {
 /// # Errors
 /// The finding, as one line. A library that changed while it was opened ends the process: its
 /// constructors have run already.
-pub(super) fn open_plugin(
-    admitted: &mut Admitted,
-    environment: &Environment,
-    flags: &GivenFlags,
-) -> Result<OpenPlugin, Failure> {
+pub(super) fn open_plugin(admitted: &mut Admitted, environment: &Environment) -> Result<OpenPlugin, Failure> {
     let not_admitted = || Failure::new("the plugin's library was not inspected");
     let image = admitted.inspection.image.clone().ok_or_else(not_admitted)?;
     let agreement = admitted.inspection.agreement.clone().ok_or_else(not_admitted)?;
     for (variable, value) in &environment.visibility {
         hint(&format!("{variable}={value} is set; it decides which devices drivers show"));
     }
-    let configuration = configuration(admitted, flags)?;
+    let options = admitted.admission.options.iter();
     let pairs: Vec<(String, String)> =
-        configuration.iter().map(|(name, value, _)| (name.clone(), value.clone())).collect();
+        options.map(|(name, value)| (name.clone(), value.to_string())).collect();
     let reports = admitted.catalog.reports_folder();
     let host_version = admitted.catalog.host().version.to_string();
     let plugin = admitted.catalog.plugin_mut(admitted.index);
@@ -77,7 +72,7 @@ pub(super) fn open_plugin(
     let init = InitOptions {
         host_version,
         agreed_abi_minor: agreement.abi.minor,
-        configuration,
+        configuration: pairs.into_iter().map(|(name, value)| (name, value, true)).collect(),
         log_level: TF_LOG_INFO,
     };
     if let Err(finding) = load::init(plugin, &verified, init, load::INIT_LIMIT) {
@@ -88,39 +83,6 @@ pub(super) fn open_plugin(
         return Err(Failure::from_finding(&finding));
     }
     Ok(OpenPlugin { client: verified.client })
-}
-
-/// The plugin's options: those of the command line over those of `plugins.toml` over defaults.
-fn configuration(admitted: &Admitted, flags: &GivenFlags) -> Result<Vec<(String, String, bool)>, Failure> {
-    let given: Vec<&str> = flags
-        .texts("--opt")
-        .filter_map(|text| text.split_once('='))
-        .filter_map(|(path, _)| path.rsplit_once('.'))
-        .map(|(_, name)| name)
-        .collect();
-    let mut options = admitted.admission.options.clone();
-    for (name, text) in admitted.catalog.options_of(admitted.index) {
-        let id = admitted.plugin_name();
-        let Some(option) = admitted.manifest.options.get(&name) else {
-            let known: Vec<&str> = admitted.manifest.options.keys().map(String::as_str).collect();
-            let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-            return Err(Failure::new(format!(
-                "plugins.toml: plugin {id} has no option {name}; known: {known}"
-            )));
-        };
-        let value = option
-            .kind
-            .read(&text)
-            .map_err(|error| Failure::new(format!("plugins.toml: option {name} of plugin {id}: {error}")))?;
-        if !given.contains(&name.as_str()) {
-            options.insert(name, value);
-        }
-    }
-    Ok(options.into_iter().map(|(name, value)| (name, option_text(&value), true)).collect())
-}
-
-fn option_text(value: &OptionValue) -> String {
-    value.to_string()
 }
 
 /// Opens the device that was asked for, or the first that the plugin can use.

@@ -13,6 +13,7 @@ mod facts;
 mod flags;
 mod machine;
 mod model;
+mod options;
 mod ranks;
 mod refusal;
 
@@ -25,8 +26,8 @@ use super::lifecycle::{Finding, Level};
 
 pub use drafting::wants_drafter_facts;
 pub use facts::{DrafterFacts, Facts, HostFacts, ModelFacts, OwnHead};
-pub use flags::PluginOptions;
 pub use machine::agreement;
+pub use options::{PluginOptions, add_configured};
 pub use refusal::Refusal;
 
 /// What is judged: a plugin, a request, and everything known besides.
@@ -104,7 +105,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "host-drafts", stage: Stage::Drafting, run: drafting::host_drafts },
     Check { name: "flags", stage: Stage::Flags, run: flags::flags },
     Check { name: "lanes", stage: Stage::Flags, run: flags::lanes },
-    Check { name: "options", stage: Stage::Flags, run: flags::options },
+    Check { name: "options", stage: Stage::Flags, run: options::options },
     Check { name: "world-size", stage: Stage::Request, run: ranks::world_size },
     Check { name: "master", stage: Stage::Request, run: ranks::master },
     Check { name: "rank", stage: Stage::Request, run: ranks::rank },
@@ -177,7 +178,7 @@ fn admit_by(checks: &[Check], subject: &Subject<'_>) -> Result<Admission, Box<Re
         }
     }
     let (context, context_cut) = model::context(subject);
-    Ok(Admission { warnings, options: flags::resolve(subject), context, context_cut })
+    Ok(Admission { warnings, options: options::resolve(subject), context, context_cut })
 }
 
 fn first_refusal<'c>(

@@ -141,6 +141,7 @@ impl Ready {
         let lanes = self.flags.integer("--parallel").unwrap_or(1);
         let context = self.flags.integer("--context").unwrap_or(0);
         let kv = self.flags.text("--kv-dtype").map(manifest_spelling);
+        let threads = self.flags.integer("--threads").unwrap_or(0);
         let option = |text: &str| match (text, plugin.threads_most) {
             ("hip.threads=3", Some(most)) => most >= 3,
             ("rocm.threads=7", Some(most)) => most >= 7,
@@ -151,6 +152,7 @@ impl Ready {
             && within(context, |common| common.context)
             && kv.is_none_or(|kv| plugin.alternatives().iter().any(|common| common.kv_dtypes.contains(&kv)))
             && self.flags.texts("--opt").all(option)
+            && (threads == 0 || plugin.threads_most.is_some_and(|most| threads <= most))
     }
 
     fn model_is_served(&self) -> bool {
@@ -232,7 +234,7 @@ fn every_check_is_needed() {
     let mut runner = TestRunner::deterministic();
     let strategy = case();
     let cases: Vec<Ready> = std::iter::repeat_with(|| strategy.new_tree(&mut runner).unwrap().current())
-        .take(6000)
+        .take(10_000)
         .filter_map(Ready::new)
         .collect();
     let wanted: Vec<bool> = cases.iter().map(Ready::should_be_served).collect();

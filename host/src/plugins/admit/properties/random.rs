@@ -287,6 +287,7 @@ fn value(flag: &'static FlagSpec) -> BoxedStrategy<Option<String>> {
         ("--opt", _) => {
             some(words(&["hip.threads=3", "rocm.threads=7", "hip.mode=a", "cpu.threads=1", "x=1"]))
         }
+        ("--threads", _) => some(words(&["0", "0", "3", "7"])),
         ("--context", _) => some(prop_oneof![numbers(-2, 2), numbers(500, 9000)].boxed()),
         ("--rank", _) => some(numbers(-1, 3)),
         (_, ValueKind::Text | ValueKind::Path) => some(words(&["thing", "none", ""])),
@@ -327,6 +328,7 @@ fn given() -> impl Strategy<Value = Vec<(&'static str, Option<String>)>> {
         2 => drafter.prop_map(|drafter| vec![drafter]),
         2 => rank,
         1 => Just(vec![("--no-drafts", None)]),
+        1 => select(vec!["bf16", "q8", "f16"]).prop_map(|kv| vec![("--kv-dtype", Some(kv.to_owned()))]),
     ];
     (extra, prop::collection::vec(one, 0..4))
         .prop_map(|(extra, more)| extra.into_iter().chain(more).collect())

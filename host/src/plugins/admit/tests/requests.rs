@@ -167,10 +167,26 @@ fn a_flag_that_nobody_serves_is_a_usage_error_and_never_ignored() {
             "--opt rocm.thread=8: the HIP engine has no option thread; it has mode, threads",
         ),
         ("--opt=hip.threads=99", "--opt hip.threads=99: found 99; allowed: a whole number from 0 to 64"),
+        ("--threads=99", "--threads 99: found 99; allowed: a whole number from 0 to 64"),
         ("--opt=hip.mode=slow", "--opt hip.mode=slow: found \"slow\"; allowed: exact or fast"),
     ] {
         assert_eq!(early(HIP, line), (wanted.to_owned(), 2), "{line}");
     }
+}
+
+#[test]
+fn threads_go_to_the_option_of_that_name_or_nowhere() {
+    let without = HIP.replace("[options.threads]", "[options.workers]");
+    let wanted = "--threads is not served by the HIP engine, which has no option threads; serve without it";
+    assert_eq!(early(&without, "--threads=4"), (wanted.to_owned(), 2));
+    // Nothing is asked for, or the last word is another.
+    assert_eq!(early(&without, "--threads=0"), ("served".to_owned(), 0));
+    assert_eq!(early(&without, "--threads=4 --threads=0"), ("served".to_owned(), 0));
+    assert_eq!(early(HIP, "--threads=99 --threads=4"), ("served".to_owned(), 0));
+    // An option that takes no 0 is not given one.
+    let from_one = HIP.replace("least = 0\n", "least = 1\n").replace("default = 0\n", "default = 2\n");
+    assert_ne!(from_one, HIP);
+    assert_eq!(early(&from_one, "--threads=0"), ("served".to_owned(), 0));
 }
 
 #[test]
