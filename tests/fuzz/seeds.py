@@ -218,6 +218,12 @@ def texts():
     named = [{"name": "tool_use", "template": "{{ tools | tojson }}"}, {"name": "default", "template": EVERYTHING}]
     seed("named-templates", sentences, json.dumps({"chat_template": named}))
     seed("template", sentences, "", EVERYTHING)
+    # Values that a template puts into each other until a stack or the memory ends.
+    for name, times, how in [("deep", 9000, "[ns.x]"), ("doubled", 60, "[ns.x, ns.x]")]:
+        template = "{% set ns = namespace(x=[1]) %}{% for i in range(TIMES) %}{% set ns.x = HOW %}{% endfor %}{{ ns.x SAY }}"
+        for say in ("", "| tojson"):
+            source = template.replace("TIMES", str(times)).replace("HOW", how).replace("SAY", say)
+            seed(f"lists-{name}{say.strip('| ') and '-' + say.strip('| ')}", sentences, "", source)
     unigram = dict(SENTENCES, model={"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": [
         ["<unk>", 0.0], ["<s>", 0.0], ["</s>", 0.0], ["\u2581", -2.0], ["a", -3.0], ["b", -3.5], ["\u2581ab", -4.0]]})
     seed("unigram", json.dumps(unigram, ensure_ascii=False, separators=(",", ":")), "{}", "{{ messages }}")
@@ -287,8 +293,8 @@ def ggufs():
     for name, architecture, splitting, kind, extra in [
         ("llama-q4_0", "llama", "smollm", "q4_0", []), ("llama-q4_1", "llama", "llama-bpe", "q4_1", []),
         ("llama-f16", "llama", "default", "f16", [("output.weight", [32, 8])]),
-        ("qwen2-q8_0", "qwen2", "qwen2", "q8_0", biases), ("qwen3-bf16", "qwen3", "qwen2", "bf16", norms),
-        ("qwen3-f32", "qwen3", "qwen2", "f32", norms),
+        ("qwen2-q8_0", "qwen2", "smollm", "q8_0", biases), ("qwen3-bf16", "qwen3", "qwen2", "bf16", norms),
+        ("qwen3-f32", "qwen3", "smollm", "f32", norms),
     ]:
         write(f"corpus/gguf/good-{name}", gguf(architecture, splitting, kind, extra))
 

@@ -9,9 +9,11 @@
 //! - Streamed pieces join to the text that decoding at once gives; no piece
 //!   ends inside a character.
 //! - Text depends on ids alone, never on how they were grouped into rounds.
-//! - A template or tokenizer from a stranger cannot run for ever, reach a
-//!   file, or end the process.
+//! - A template or tokenizer from a stranger cannot reach a file or end the
+//!   process by a fault. What a template may take is bounded; what of it is
+//!   not, `budget` says.
 
+mod budget;
 mod detokenizer;
 mod json;
 mod reply;

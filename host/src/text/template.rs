@@ -2,6 +2,7 @@
 //!
 //! A template is a stranger's program. It runs with a budget of steps, sees
 //! only what it is given, and can reach no file; its faults become messages.
+//! What bounds it, and what does not, is said in `budget`.
 
 use std::collections::BTreeSet;
 use std::error::Error as _;
@@ -11,12 +12,10 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 
+use super::budget;
 use super::json::{Layout, to_json};
 
 const NAME: &str = "chat";
-
-/// Steps that one rendering may take; a long conversation takes some thousands.
-const STEPS: u64 = 20_000_000;
 
 /// A compiled chat template.
 #[derive(Debug)]
@@ -53,7 +52,7 @@ impl ChatTemplate {
         );
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.set_fuel(Some(STEPS));
+        environment.set_formatter(budget::write_value);
         environment.add_filter("tojson", tojson);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
@@ -71,12 +70,21 @@ impl ChatTemplate {
         &self,
         variables: &serde_json::Map<String, serde_json::Value>,
     ) -> Result<String, TemplateFault> {
-        let template =
-            self.environment.get_template(NAME).map_err(|error| TemplateFault::Failed(describe(&error)))?;
-        template.render(Value::from(Serde(variables))).map_err(|error| match raised(&error) {
-            Some(message) => TemplateFault::Raised(message),
-            None => TemplateFault::Failed(describe(&error)),
-        })
+        let steps = budget::steps(variables);
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(steps));
+        // Everything that the template makes also ends in there.
+        let render = || {
+            let rendered = environment
+                .get_template(NAME)
+                .and_then(|template| template.render(Value::from(Serde(variables))));
+            rendered.map_err(|error| match raised(&error) {
+                Some(message) => TemplateFault::Raised(message),
+                None => TemplateFault::Failed(describe(&error)),
+            })
+        };
+        budget::on_deep_stack(steps, render)
+            .map_err(|error| TemplateFault::Failed(format!("no thread can be started for it: {error}")))?
     }
 
     /// Whether the template looks at a variable that it is given.
@@ -170,10 +178,7 @@ fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Value
         (layout.item, layout.key) = (item, key);
     }
     options.assert_all_used()?;
-    let value = serde_json::to_value(value).map_err(|error| {
-        Error::new(ErrorKind::BadSerialization, "tojson: the value has no JSON form").with_source(error)
-    })?;
-    Ok(Value::from_safe_string(to_json(&value, &layout)))
+    Ok(Value::from_safe_string(to_json(&budget::to_json_value(value)?, &layout)))
 }
 
 /// The local time, by a format of `strftime`.
@@ -253,6 +258,59 @@ mod tests {
     fn a_template_cannot_run_for_ever() {
         let source = "{% for a in range(9999) %}{% for b in range(9999) %}{{ b }}{% endfor %}{% endfor %}";
         assert!(matches!(render(source, json!({})), Err(TemplateFault::Failed(_))));
+    }
+
+    /// What a template says of a value that was put into itself, `times` times over.
+    fn nested(times: usize, how: &str, say: &str) -> Result<String, TemplateFault> {
+        let source = format!(
+            "{{% set ns = namespace(x=[1], y={{}}) %}}{{% for i in range({times}) %}}{{% set ns.x = {how} %}}{{% endfor %}}{say}"
+        );
+        render(&source, json!({}))
+    }
+
+    #[test]
+    fn values_that_lie_deep_in_each_other_end_without_a_fault() {
+        // As deep as the steps allow, and deeper than an ordinary stack bears.
+        let fortyfold = format!("{}ns.x{}", "[".repeat(40), "]".repeat(40));
+        for (times, how) in [(40_000, "[ns.x]"), (6_000, &fortyfold)] {
+            assert_eq!(nested(times, how, "{{ ns.x | length }}").unwrap(), "1");
+            assert_ne!(nested(times, how, "{{ (ns.x ~ '') | length }}"), Ok(String::new()));
+            assert_eq!(nested(times, how, "{{ [ns.x] == [ns.x, 1] }}").unwrap(), "False");
+        }
+        assert_eq!(nested(2, "[ns.x]", "{{ ns.x }}").unwrap(), "[[[1]]]");
+        for say in ["{{ ns.x }}", "{{ ns.x | tojson }}", "{% set y = ns.x %}{{ y }}"] {
+            let fault = nested(9_000, "[ns.x]", say).unwrap_err().to_string();
+            assert!(fault.contains("lies more than 128 deep in others"), "{fault}");
+            let fault = nested(9_000, "{'k': ns.x}", say).unwrap_err().to_string();
+            assert!(fault.contains("lies more than 128 deep in others"), "{fault}");
+        }
+    }
+
+    #[test]
+    fn values_that_hold_themselves_many_times_are_not_written_out() {
+        assert_eq!(nested(2, "[ns.x, ns.x]", "{{ ns.x | tojson }}").unwrap(), "[[[1], [1]], [[1], [1]]]");
+        for say in ["{{ ns.x }}", "{{ ns.x | tojson }}", "{{ {'k': ns.x} }}"] {
+            let fault = nested(60, "[ns.x, ns.x]", say).unwrap_err().to_string();
+            assert!(fault.contains("holds more than 1048576 others"), "{fault}");
+        }
+        let fault = render("{{ ['x' * 999] * 99999 }}", json!({})).unwrap_err().to_string();
+        assert!(fault.contains("is longer than 16777216 bytes as text"), "{fault}");
+    }
+
+    #[test]
+    fn every_kind_of_key_and_value_has_its_json() {
+        let source = "{{ {1: none, 'f': 1.0, 'k': (1, 2), 'm': [3] | map('string')} | tojson }}";
+        let json = r#"{"1": null, "f": 1.0, "k": [1, 2], "m": ["3"]}"#;
+        assert_eq!(render(source, json!({})).unwrap(), json);
+    }
+
+    #[test]
+    fn a_long_conversation_has_more_steps() {
+        let source =
+            "{% for m in ms %}{% for i in range(40) %}{{ i }}{% endfor %}{{ m.t | trim }}{% endfor %}";
+        let messages: Vec<_> = (0..5000).map(|_| json!({ "role": "user", "t": " a " })).collect();
+        assert_eq!(render(source, json!({ "ms": messages })).unwrap().len(), 5000 * (70 + 1));
+        assert!(matches!(render(source, json!({ "ms": vec![0; 20_000] })), Err(TemplateFault::Failed(_))));
     }
 
     #[test]
