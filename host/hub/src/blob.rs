@@ -5,17 +5,21 @@ use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
 use crate::cache::RepositoryFolder;
-use crate::digest::Hasher;
+use crate::digest::{Digest, Hasher};
 use crate::error::HubError;
 use crate::http::Client;
 use crate::hub::{Event, Watch};
 use crate::listing::{Listing, RemoteFile};
 use crate::retry::Fault;
 use crate::transfer::Source;
+
+/// Ends the name of a content while it arrives.
+const INCOMPLETE: &str = ".incomplete";
 
 /// The folders of one repository at one commit.
 pub(crate) struct Store<'a> {
@@ -63,13 +67,13 @@ impl Store<'_> {
             return Ok(());
         }
         let source = Arc::new(Source::new(self.client, self.listing, file));
-        let name = self.blob_name(file, &source).await?;
+        let (name, digest) = self.identify(file, &source).await?;
         let blob = self.folder.blobs().join(&name);
         if !has(&blob, file) {
             let _lock = self.lock(&name, file, watch)?;
             // Whoever held it may have done the work.
             if !has(&blob, file) {
-                self.download(file, &source, &blob, watch).await?;
+                self.download(file, digest, &source, &blob, watch).await?;
                 place(&file.path.link_to_blob(&name), &link)?;
                 watch.event(Event::Done { path: &file.path, bytes: file.bytes });
                 return Ok(());
@@ -80,19 +84,27 @@ impl Store<'_> {
         Ok(())
     }
 
-    /// What the content is called: its digest, else what the endpoint calls it.
-    async fn blob_name(&self, file: &RemoteFile, source: &Source) -> Result<String, HubError> {
+    /// What the content is called, and its digest: the listed one, else what the endpoint calls it, which may be one.
+    async fn identify(
+        &self,
+        file: &RemoteFile,
+        source: &Source,
+    ) -> Result<(String, Option<Digest>), HubError> {
         if let Some(digest) = file.digest {
-            return Ok(digest.to_string());
+            return Ok((digest.to_string(), Some(digest)));
         }
         let is_name = |etag: &String| {
             (1..=128).contains(&etag.len())
                 && !etag.starts_with('.')
+                && !etag.ends_with(INCOMPLETE)
                 && etag.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
         };
-        let etag = source.etag().await?;
-        etag.filter(is_name)
-            .ok_or_else(|| source.problem("the endpoint has neither a digest nor a name for it"))
+        let etag = source.etag().await?.filter(is_name);
+        let etag =
+            etag.ok_or_else(|| source.problem("the endpoint has neither a digest nor a name for it"))?;
+        // What is called by a digest is taken for verified by whoever finds it.
+        let digest = Digest::parse(&etag);
+        Ok((etag, digest))
     }
 
     /// The lock that Python's tools take too. The system releases it when its holder ends, however it ends.
@@ -125,6 +137,7 @@ impl Store<'_> {
     async fn download(
         &self,
         file: &RemoteFile,
+        digest: Option<Digest>,
         source: &Arc<Source>,
         blob: &Path,
         watch: &mut dyn Watch,
@@ -139,7 +152,7 @@ impl Store<'_> {
         // Once more from the start when what was there, or what came, was not the file.
         let mut again = false;
         loop {
-            let mut hasher = file.digest.map(|digest| digest.start(file.bytes));
+            let mut hasher = digest.map(|digest| digest.start(file.bytes));
             let there = read_prefix(&mut partial, &mut hasher).map_err(failed)?;
             watch.event(Event::Begin { path: &file.path, bytes: file.bytes, there });
             let mut take = |chunk: Bytes| {
@@ -151,7 +164,7 @@ impl Store<'_> {
                 Ok(())
             };
             let problem = match source.stream(there, &mut take).await {
-                Ok(()) if hasher.map(Hasher::finish) == file.digest => break,
+                Ok(()) if hasher.map(Hasher::finish) == digest => break,
                 Ok(()) => source.problem(
                     "its content is not what its digest says, twice: the copy at the server is damaged, or something \
                      in between changes it",
@@ -182,7 +195,7 @@ fn has(path: &Path, file: &RemoteFile) -> bool {
 
 fn incomplete(blob: &Path) -> PathBuf {
     let mut name = blob.as_os_str().to_owned();
-    name.push(".incomplete");
+    name.push(INCOMPLETE);
     name.into()
 }
 
@@ -219,8 +232,10 @@ pub(crate) fn write_whole(path: &Path, content: &str) -> Result<(), HubError> {
 }
 
 fn replace(path: &Path, make: impl Fn(&Path) -> std::io::Result<()>) -> Result<(), HubError> {
+    /// Tells threads of this process apart.
+    static COUNT: AtomicU64 = AtomicU64::new(0);
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.new", std::process::id()));
+    name.push(format!(".{}-{}.new", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
     let aside = PathBuf::from(name);
     // Left by a process of the same number that was killed here.
     let _ = fs::remove_file(&aside);

@@ -282,13 +282,21 @@ fn a_file_without_a_digest_is_called_what_the_endpoint_calls_it() {
     });
     let (folder, _) = pull(&open(&server, cache.path(), &[], quick()), "o/n").unwrap();
     assert_eq!(fs::read_link(folder.join("tokenizer.json")).unwrap(), Path::new("../../blobs/own-name"));
-    let unsafe_name = hub_with(model(), |request, reply| match request.path.contains("/tree/") {
-        true => Reply::json(&serde_json::json!([{"type": "file", "path": "config.json", "size": 2}])),
-        false => reply.with("ETag", "\"../../../evil\""),
-    });
-    let other = tempfile::tempdir().unwrap();
-    let error = pull(&open(&unsafe_name, other.path(), &[], quick()), "o/n").err().unwrap().to_string();
-    assert!(error.contains("neither a digest nor a name"), "{error}");
+    let called = |name: &'static str| {
+        let other = tempfile::tempdir().unwrap();
+        let server = hub_with(model(), move |request, reply| match request.path.contains("/tree/") {
+            true => Reply::json(&serde_json::json!([{"type": "file", "path": "config.json", "size": 23}])),
+            false => reply.with("ETag", name),
+        });
+        pull(&open(&server, other.path(), &[], quick()), "o/n").err().unwrap().to_string()
+    };
+    for name in ["\"../../../evil\"", "\".hidden\"", "\"other.incomplete\"", "\"\""] {
+        assert!(called(name).contains("neither a digest nor a name"), "{name}: {}", called(name));
+    }
+    // A name that is a digest has to be the content's.
+    let wrong = "\"0000000000000000000000000000000000000000\"";
+    assert!(called(wrong).contains("its content is not what its digest says"), "{}", called(wrong));
+    assert!(called("\"some-name\"").contains("holds no weights"), "{}", called("\"some-name\""));
 }
 
 #[test]

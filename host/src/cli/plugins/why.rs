@@ -42,7 +42,7 @@ pub struct WhyArguments {
     /// Tokens of prompt and reply, as `serve` takes it.
     #[arg(long, value_name = "N")]
     pub context: Option<String>,
-    /// Folder, or repository as owner/name[@revision]: its family and formats are judged too.
+    /// Folder, or repository as owner/name or owner/name@revision: its family and formats are judged too.
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
     /// Print a JSON document.
