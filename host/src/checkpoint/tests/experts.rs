@@ -146,6 +146,13 @@ fn what_is_not_computed_is_refused_by_name() {
                 ("shared_expert_intermediate_size", json!(128), "malformed"),
                 ("hidden_act", json!("gelu"), "hidden_act is \"gelu\""),
                 ("use_sliding_window", json!(true), "use_sliding_window is true"),
+                ("attention_bias", json!(true), "attention_bias is true"),
+                ("attn_output_gate", json!(false), "attn_output_gate is false"),
+                (
+                    "mtp_use_dedicated_embeddings",
+                    json!(true),
+                    "mtp_use_dedicated_embeddings is true; prediction heads",
+                ),
                 ("model_type", json!("qwen3_5_text"), "the text model of \"qwen3_5_moe\" is qwen3_5_moe or"),
             ],
         );

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use proptest::prelude::*;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -69,5 +70,45 @@ proptest! {
         });
         let _ = Checkpoint::open(root.path());
         let _ = read_facts(root.path());
+    }
+
+    #[test]
+    fn a_mutated_header_of_weights_never_panics(
+        moe: bool, position: prop::sample::Index, value: u8,
+    ) {
+        let path = if moe { golden!("tiny-qwen3_5_moe-mlx-4bit") } else { golden!("tiny-qwen2-mlx-4bit") };
+        let root = changed(path, "model.safetensors", |mut bytes| {
+            let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+            bytes[position.index(8 + header)] = value;
+            bytes
+        });
+        let _ = Checkpoint::open(root.path());
+        let _ = survey(root.path());
+    }
+
+    #[test]
+    fn keys_that_hold_anything_never_panic(which in 0usize..3, picks in prop::collection::vec(any::<(prop::sample::Index, prop::sample::Index)>(), 1..4)) {
+        let path = [golden!("tiny-llama"), golden!("tiny-qwen3_5_moe"), MLX][which];
+        let anything = [
+            json!(null), json!(true), json!(false), json!(-1), json!(0), json!(1), json!(3), json!(4_294_967_295u32),
+            json!(u64::MAX), json!(1e300), json!(""), json!("x"), json!([]), json!({}), json!([1]), json!({ "a": 1 }),
+            json!({ "rope_type": "linear", "factor": 1e308 }), json!({ "bits": 3, "x": true }),
+        ];
+        let config = fs::read(Path::new(path).join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_slice(&config).unwrap();
+        for (key, value) in picks {
+            let nested = config.get("text_config").is_some_and(Value::is_object);
+            let section = if nested { &mut config["text_config"] } else { &mut config };
+            let section = section.as_object_mut().unwrap();
+            let known = ["rope_scaling", "quantization", "norm_topk_prob", "partial_rotary_factor"];
+            let mut keys: Vec<String> = section.keys().cloned().collect();
+            keys.extend(known.map(str::to_owned));
+            section.insert(key.get(&keys).clone(), value.get(&anything).clone());
+        }
+        let root = changed(path, "config.json", |_| config.to_string().into_bytes());
+        if let Ok(checkpoint) = Checkpoint::open(root.path()) {
+            prop_assert!(checkpoint.spec.validate().is_ok());
+        }
+        let _ = survey(root.path());
     }
 }
