@@ -272,3 +272,19 @@ fn metadata_that_would_be_read_without_end_is_refused() {
     });
     assert!(preview(&damaged, quick()).unwrap_err().contains("config.json: its content is not what"));
 }
+
+#[test]
+fn a_header_that_does_not_fit_its_file_is_left_to_the_reader() {
+    for claimed in [u64::MAX, u64::MAX - 8, 99_993] {
+        let mut weights = claimed.to_le_bytes().to_vec();
+        weights.extend(noise(100_000 - 8));
+        let mut all = model();
+        all.insert("model.safetensors".into(), weights.clone());
+        let (server, folder) = (hub(all), tempfile::tempdir().unwrap());
+        let hub = open(&server, folder.path(), &[], quick());
+        let listing = hub.list(&"o/n".parse().unwrap()).unwrap();
+        hub.preview(&listing, folder.path()).unwrap();
+        let found = fs::read(folder.path().join("model.safetensors")).unwrap();
+        assert_eq!((found.len(), &found[..8]), (weights.len(), &weights[..8]));
+    }
+}
