@@ -1,10 +1,11 @@
 //! Tokens per second of a model on the CPU, by thread count.
 //!
-//! `cargo bench -p tensorfold-kernels --bench decode [-- FOLDER] [THREADS...]`
+//! `cargo bench -p tensorfold-kernels --bench decode -- [FOLDER] [THREADS...] [all]`
 //!
 //! FOLDER is a checkpoint in MLX's form, by default the demo model. A prompt
 //! of 512 tokens in one call, then 128 greedy tokens one by one, and the same
-//! verified eight at a time; the median of five runs each.
+//! verified eight at a time; the median of five runs each, on the machine's best
+//! instruction set or, with `all`, on each one that is made for speed.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -28,7 +29,8 @@ fn main() {
     // Cargo passes `--bench`; the rest is ours.
     let arguments: Vec<String> = std::env::args().skip(1).filter(|text| text != "--bench").collect();
     let mut threads: Vec<usize> = arguments.iter().filter_map(|text| text.parse().ok()).collect();
-    let folder = arguments.iter().find(|text| text.parse::<usize>().is_err());
+    let all = arguments.iter().any(|text| text == "all");
+    let folder = arguments.iter().find(|text| text.parse::<usize>().is_err() && *text != "all");
     if threads.is_empty() {
         threads = (1..=std::thread::available_parallelism().map_or(1, usize::from)).collect();
     }
@@ -41,7 +43,8 @@ fn main() {
     println!("set        threads  prompt tok/s  decode tok/s  verify-8 rows/s");
     for set in InstructionSet::available() {
         // Portable code is the reference, not a way to run models.
-        if set == InstructionSet::Portable && cfg!(target_arch = "x86_64") {
+        let slow = set == InstructionSet::Portable && cfg!(target_arch = "x86_64");
+        if slow || (!all && set != InstructionSet::best()) {
             continue;
         }
         for &threads in &threads {

@@ -10,6 +10,13 @@ use super::{Rows, TILE_OUTPUTS, Vector};
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tiles::Tile;
 
+/// Bytes of a cache line.
+const CACHE_LINE: usize = 64;
+/// How far ahead weights are asked for. The streams of a tile lie in one page
+/// and take turns, which hides them from the machine's own prefetcher; what
+/// follows a tile in memory is the next one.
+const PREFETCH: usize = 4096;
+
 /// All outputs of a task for `rows` rows, fewer than [`PANEL_ROWS`](super::PANEL_ROWS).
 pub(super) struct Direct<'a, 'o, D> {
     pub(super) weights: &'a Rows<'a>,
@@ -97,6 +104,11 @@ fn tile<S: Simd, D: Decoder, const O: usize, const R: usize>(
             let mut here: [&[u8]; O] = [&[]; O];
             for o in 0..O {
                 here[o] = &bytes[o][unit * D::BYTES..];
+            }
+            if unit * D::BYTES % CACHE_LINE < D::BYTES {
+                for o in 0..O {
+                    s.prefetch(here[o].as_ptr().wrapping_add(PREFETCH));
+                }
             }
             add_unit::<S, D, O, R>(s, &groups, &here, x, unit, &mut total);
             unit += 1;

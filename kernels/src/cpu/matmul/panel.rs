@@ -52,8 +52,8 @@ impl Kernel for Panel<'_, '_> {
             // As many accumulators as registers hold beside the weights.
             row += if const { S::REGISTERS >= 32 } {
                 match self.rows - row {
-                    6.. => self.rows_of::<S, 4, 6>(s, row),
-                    3.. => self.rows_of::<S, 4, 3>(s, row),
+                    4.. => self.rows_of::<S, 4, 4>(s, row),
+                    2.. => self.rows_of::<S, 4, 2>(s, row),
                     _ => self.rows_of::<S, 4, 1>(s, row),
                 }
             } else if const { S::REGISTERS >= 16 } {

@@ -70,6 +70,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Four sums as [`Simd::sum`] forms them.
     fn sum_four(self, vectors: [Self::F; 4]) -> [f32; 4];
 
+    /// Asks for the cache line at `address`, whatever is there.
+    fn prefetch(self, address: *const u8);
+
     /// Prepares `scale * code + bias`, rounded once, for codes of four bits.
     fn table(self, scale: f32, bias: f32) -> Self::Table;
     /// The table's values for the lower halves of the bytes, then for the

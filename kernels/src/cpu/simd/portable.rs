@@ -107,6 +107,9 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
+
+    #[inline(always)]
     fn table(self, scale: f32, bias: f32) -> (f32, f32) {
         (scale, bias)
     }
