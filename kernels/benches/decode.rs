@@ -1,11 +1,14 @@
 //! Tokens per second of a model on the CPU, by thread count.
 //!
-//! `cargo bench -p tensorfold-kernels --bench decode -- [FOLDER] [THREADS...] [all]`
+//! `cargo bench -p tensorfold-kernels --bench decode -- [FOLDER] [THREADS...] [int8] [all] [once]`
 //!
 //! FOLDER is a checkpoint in MLX's form, by default the demo model. A prompt
 //! of 512 tokens in one call, then 128 greedy tokens one by one, and the same
 //! verified eight at a time; the median of five runs each, on the machine's best
-//! instruction set or, with `all`, on each one that is made for speed.
+//! instruction set or, with `all`, on each one that is made for speed. With
+//! `int8`, activations are multiplied as whole numbers. `once` is for scripts:
+//! one run each, as seconds to load, the two rates, and the peak of resident
+//! memory in MiB.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -13,7 +16,7 @@ mod support;
 use std::time::Instant;
 
 use support::*;
-use tensorfold_kernels::cpu::InstructionSet;
+use tensorfold_kernels::cpu::{Activations, CpuDevice, InstructionSet};
 use tensorfold_plugin_api::sampling::Sampling;
 
 const PROMPT: usize = 512;
@@ -25,21 +28,67 @@ fn median(mut run: impl FnMut() -> f64) -> f64 {
     rates[2]
 }
 
+/// Tokens of a prompt a second.
+fn prompt_rate(executor: &mut Cpu<'_>, prompt: &[u32]) -> f64 {
+    let mut lane = executor.open_lane().unwrap();
+    let start = Instant::now();
+    feed(executor, &mut lane, prompt, 1, Sampling::GREEDY);
+    let rate = prompt.len() as f64 / start.elapsed().as_secs_f64();
+    executor.close_lane(lane);
+    rate
+}
+
+/// Greedy tokens a second after a prompt.
+fn reply_rate(executor: &mut Cpu<'_>, prompt: &[u32]) -> f64 {
+    let mut lane = executor.open_lane().unwrap();
+    let mut pending = feed(executor, &mut lane, prompt, 1, Sampling::GREEDY).draws[0].token;
+    let start = Instant::now();
+    for _ in 0..REPLY {
+        let token = [pending.unwrap()];
+        pending = feed(executor, &mut lane, &token, 1, Sampling::GREEDY).draws[0].token;
+    }
+    let rate = REPLY as f64 / start.elapsed().as_secs_f64();
+    executor.close_lane(lane);
+    rate
+}
+
+/// The most memory that was resident, in MiB; 0 where the system does not say.
+fn peak_memory() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kibibytes = line.and_then(|line| line.trim().split(' ').next()?.parse::<f64>().ok());
+    kibibytes.unwrap_or(0.0) / 1024.0
+}
+
 fn main() {
     // Cargo passes `--bench`; the rest is ours.
     let arguments: Vec<String> = std::env::args().skip(1).filter(|text| text != "--bench").collect();
     let mut threads: Vec<usize> = arguments.iter().filter_map(|text| text.parse().ok()).collect();
+    let int8 = arguments.iter().any(|text| text == "int8");
+    let activations = if int8 { Activations::Int8 } else { Activations::F32 };
     let all = arguments.iter().any(|text| text == "all");
-    let folder = arguments.iter().find(|text| text.parse::<usize>().is_err() && *text != "all");
+    let folder = arguments
+        .iter()
+        .find(|text| text.parse::<usize>().is_err() && !["all", "int8", "once"].contains(&&***text));
     if threads.is_empty() {
         threads = (1..=std::thread::available_parallelism().map_or(1, usize::from)).collect();
     }
+    let start = Instant::now();
     let checkpoint = match folder {
         Some(folder) => Checkpoint::open(folder, u32::MAX),
         None => Checkpoint::open("models/demo", 8180),
     };
     let tensors = checkpoint.tensors();
     let prompt: Vec<u32> = (0..PROMPT as u32).map(|i| (i * 37 + 11) % 8000).collect();
+    if arguments.iter().any(|text| text == "once") {
+        let device = CpuDevice::new(threads[0]).unwrap().with_activations(activations);
+        let mut executor = executor_of(&checkpoint, &tensors, device);
+        let loaded = start.elapsed().as_secs_f64();
+        prompt_rate(&mut executor, &prompt[..16]);
+        let (prefill, decode) = (prompt_rate(&mut executor, &prompt), reply_rate(&mut executor, &prompt));
+        println!("{loaded:.3} {prefill:.1} {decode:.1} {:.0}", peak_memory());
+        return;
+    }
     println!("set        threads  prompt tok/s  decode tok/s  verify-8 rows/s");
     for set in InstructionSet::available() {
         // Portable code is the reference, not a way to run models.
@@ -48,25 +97,15 @@ fn main() {
             continue;
         }
         for &threads in &threads {
-            let mut executor = executor_on(&checkpoint, &tensors, threads, set);
-            let prefill = median(|| {
-                let mut lane = executor.open_lane().unwrap();
-                let start = Instant::now();
-                feed(&mut executor, &mut lane, &prompt, 1, Sampling::GREEDY);
-                let rate = PROMPT as f64 / start.elapsed().as_secs_f64();
-                executor.close_lane(lane);
-                rate
-            });
+            let mut executor = {
+                let device =
+                    CpuDevice::with_instruction_set(threads, set).unwrap().with_activations(activations);
+                executor_of(&checkpoint, &tensors, device)
+            };
+            let prefill = median(|| prompt_rate(&mut executor, &prompt));
+            let decode = median(|| reply_rate(&mut executor, &prompt));
             let mut lane = executor.open_lane().unwrap();
-            let mut pending = feed(&mut executor, &mut lane, &prompt, 1, Sampling::GREEDY).draws[0].token;
-            let decode = median(|| {
-                let start = Instant::now();
-                for _ in 0..REPLY {
-                    let token = [pending.unwrap()];
-                    pending = feed(&mut executor, &mut lane, &token, 1, Sampling::GREEDY).draws[0].token;
-                }
-                REPLY as f64 / start.elapsed().as_secs_f64()
-            });
+            feed(&mut executor, &mut lane, &prompt, 1, Sampling::GREEDY);
             let verify = median(|| {
                 let rounds = REPLY / 8;
                 let start = Instant::now();

@@ -3,7 +3,7 @@
 mod support;
 
 use support::*;
-use tensorfold_kernels::cpu::{CpuDevice, InstructionSet};
+use tensorfold_kernels::cpu::{Activations, CpuDevice, InstructionSet};
 use tensorfold_kernels::device::{Device, DeviceResult};
 use tensorfold_kernels::executor::{Lane, LaneLayer, Observer, Point, Step, StepOutcome};
 use tensorfold_kernels::weights::{ExpertShape, Storage, TensorView, Tensors};
@@ -412,4 +412,41 @@ fn padding_is_never_drawn() {
     let reply = generate(&mut executor, &text(4), 300, hot);
     assert!(reply.iter().all(|&token| token < 1009));
     assert!(reply.iter().any(|&token| token > 900), "nearly uniform draws reach everywhere");
+}
+
+#[test]
+fn rounded_activations_are_exact_in_their_own_way() {
+    for name in ["tiny-qwen3_5-mlx-4bit", "tiny-qwen3_5_moe-mlx-4bit", "tiny-llama-mlx-4bit"] {
+        let checkpoint = Checkpoint::open(&format!("goldens/{name}"), 1009);
+        let tensors = checkpoint.tensors();
+        let open = |set, threads, activations| {
+            let device = CpuDevice::with_instruction_set(threads, set).unwrap();
+            executor_of(&checkpoint, &tensors, device.with_activations(activations))
+        };
+        let (prompt, next) = (text(70), text(12));
+        let mut reference = None;
+        for set in InstructionSet::available() {
+            for (threads, chunk) in [(1, 70), (2, 64), (3, 1)] {
+                let mut executor = open(set, threads, Activations::Int8);
+                let mut lane = executor.open_lane().unwrap();
+                let mut logits = Vec::new();
+                for piece in prompt.chunks(chunk) {
+                    logits = round(&mut executor, &mut [step(&mut lane, piece, 0, 1, WARM)]).1;
+                }
+                let mut single = executor.fork(&lane).unwrap();
+                for token in &next {
+                    logits.extend(round(&mut executor, &mut [step(&mut single, &[*token], 0, 1, WARM)]).1);
+                }
+                // The same tokens as drafts of one round.
+                let (_, rows) = round(&mut executor, &mut [step(&mut lane, &next, 11, 12, WARM)]);
+                assert!(rows == logits[1..], "{name}, {set:?}, {threads} threads");
+                let wanted = reference.get_or_insert_with(|| logits.clone());
+                assert!(*wanted == logits, "{name}, {set:?}, {threads} threads, chunks of {chunk}");
+            }
+        }
+        let mut floats = open(InstructionSet::best(), 1, Activations::F32);
+        let mut lane = floats.open_lane().unwrap();
+        let (_, exact) = round(&mut floats, &mut [step(&mut lane, &prompt, 0, 1, WARM)]);
+        assert!(exact[0] != reference.unwrap()[0], "{name}: activations were not rounded");
+    }
 }

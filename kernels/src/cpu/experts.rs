@@ -7,9 +7,9 @@
 
 use std::ops::Range;
 
-use super::matmul;
+use super::matmul::{self, Arithmetic};
 use super::pool::Pool;
-use super::simd::{InstructionSet, Kernel, LANES, Simd};
+use super::simd::{Kernel, LANES, Simd};
 use super::tiles::Tiles;
 use crate::weights::MatrixView;
 
@@ -147,7 +147,7 @@ struct Block<'a, 'w> {
 
 /// Multiplies every slot's row by the matrices of its expert.
 pub(crate) fn multiply(
-    set: InstructionSet,
+    arithmetic: Arithmetic,
     pool: &mut Pool,
     routes: &Routes,
     x: Input<'_>,
@@ -188,7 +188,7 @@ pub(crate) fn multiply(
         let mut y = vec![0.0; rows * outputs.len()];
         let product = matmul::Product { weights: &matrix.outputs(outputs.clone()), bias: None, out: &mut y };
         let mut alone = Pool::new(1).expect("a pool of one thread starts none");
-        matmul::multiply(set, &mut alone, x, rows, &mut [product]);
+        matmul::multiply(arithmetic, &mut alone, x, rows, &mut [product]);
         let mut out = out.take(tile);
         for (row, y) in y.chunks_exact(outputs.len()).enumerate() {
             out.row(row).copy_from_slice(y);
@@ -261,6 +261,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::cpu::InstructionSet;
     use crate::weights::{ElementType, Storage, floats};
 
     fn wave(count: usize, step: f32) -> Vec<f32> {
@@ -326,10 +327,10 @@ mod tests {
             let slots = routes.rows() * self.per_row;
             let (mut inner, mut outer) = (vec![f32::NAN; slots * 40], vec![f32::NAN; slots * 16]);
             let product = Product { matrices: &views(&self.first, 40, 16), out: &mut inner };
-            multiply(set, &mut pool, &routes, Input::Rows(x), &mut [product]);
+            multiply(Arithmetic::floats(set), &mut pool, &routes, Input::Rows(x), &mut [product]);
             inner.iter_mut().for_each(|x| *x = x.max(0.0));
             let product = Product { matrices: &views(&self.second, 16, 40), out: &mut outer };
-            multiply(set, &mut pool, &routes, Input::Slots(&inner), &mut [product]);
+            multiply(Arithmetic::floats(set), &mut pool, &routes, Input::Slots(&inner), &mut [product]);
             let mut out = vec![f32::NAN; routes.rows() * 16];
             let rows = 0..routes.rows();
             set.run(Combine { routes: &routes, rows, slots: &outer, out: &mut out });
@@ -405,7 +406,13 @@ mod tests {
             let mut pool = Pool::new(threads).unwrap();
             let mut out = vec![f32::NAN; 18 * 300];
             let product = Product { matrices: &views, out: &mut out };
-            multiply(InstructionSet::best(), &mut pool, &routes, Input::Rows(&x), &mut [product]);
+            multiply(
+                Arithmetic::floats(InstructionSet::best()),
+                &mut pool,
+                &routes,
+                Input::Rows(&x),
+                &mut [product],
+            );
             out
         };
         let out = run(1);
@@ -414,7 +421,13 @@ mod tests {
             let mut alone = vec![0.0; 300];
             let product = matmul::Product { weights: &views[expert as usize], bias: None, out: &mut alone };
             let x = &x[slot / 2 * 256..][..256];
-            matmul::multiply(InstructionSet::best(), &mut Pool::new(1).unwrap(), x, 1, &mut [product]);
+            matmul::multiply(
+                Arithmetic::floats(InstructionSet::best()),
+                &mut Pool::new(1).unwrap(),
+                x,
+                1,
+                &mut [product],
+            );
             assert_eq!(out[routes.places[slot] as usize * 300..][..300], alone);
         }
     }

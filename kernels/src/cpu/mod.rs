@@ -19,6 +19,7 @@ use tensorfold_plugin_api::sampling::{self, AllowedTokens};
 pub use attention::KeyValues;
 pub use delta::{DeltaState, DeltaTrace};
 pub use experts::Routes;
+pub use matmul::Activations;
 pub use simd::InstructionSet;
 
 use crate::device::{
@@ -28,6 +29,7 @@ use crate::device::{
 use crate::weights::MatrixView;
 use attention::Heads;
 use delta::Shape;
+use matmul::Arithmetic;
 use pool::Pool;
 use tiles::Tiles;
 
@@ -37,6 +39,7 @@ const PARALLEL_FLOATS: usize = 1 << 16;
 /// The machine's processors.
 pub struct CpuDevice {
     set: InstructionSet,
+    activations: Activations,
     pool: Pool,
 }
 
@@ -60,7 +63,22 @@ impl CpuDevice {
     /// # Errors
     /// When a thread cannot be started.
     pub fn with_instruction_set(threads: usize, set: InstructionSet) -> std::io::Result<CpuDevice> {
-        Ok(CpuDevice { set, pool: Pool::new(threads)? })
+        Ok(CpuDevice { set, activations: Activations::F32, pool: Pool::new(threads)? })
+    }
+
+    /// The same device, with products that take activations as `activations`.
+    #[must_use]
+    pub fn with_activations(self, activations: Activations) -> CpuDevice {
+        CpuDevice { activations, ..self }
+    }
+
+    /// What products take activations as.
+    pub fn activations(&self) -> Activations {
+        self.activations
+    }
+
+    fn arithmetic(&self) -> Arithmetic {
+        Arithmetic { set: self.set, activations: self.activations }
     }
 
     /// Threads, the calling one included.
@@ -200,7 +218,7 @@ impl Device for CpuDevice {
                 out: product.out,
             })
             .collect();
-        matmul::multiply(self.set, &mut self.pool, x, rows, &mut products);
+        matmul::multiply(self.arithmetic(), &mut self.pool, x, rows, &mut products);
         Ok(())
     }
 
@@ -425,7 +443,7 @@ impl Device for CpuDevice {
             .iter_mut()
             .map(|product| experts::Product { matrices: product.matrices, out: product.out })
             .collect();
-        experts::multiply(self.set, &mut self.pool, routes, x, &mut products);
+        experts::multiply(self.arithmetic(), &mut self.pool, routes, x, &mut products);
         Ok(())
     }
 

@@ -245,7 +245,10 @@ pub fn executor_on<'w>(
     threads: usize,
     set: InstructionSet,
 ) -> Cpu<'w> {
-    let device = CpuDevice::with_instruction_set(threads, set).unwrap();
+    executor_of(checkpoint, tensors, CpuDevice::with_instruction_set(threads, set).unwrap())
+}
+
+pub fn executor_of<'w>(checkpoint: &Checkpoint, tensors: &Tensors<'w>, device: CpuDevice) -> Cpu<'w> {
     let options = Options { lanes: 4, context: 4096 };
     Executor::open(device, checkpoint.spec.clone(), tensors, options).unwrap()
 }

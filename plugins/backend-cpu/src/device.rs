@@ -1,6 +1,6 @@
 //! Plans and opens engines.
 
-use tensorfold_kernels::cpu::CpuDevice;
+use tensorfold_kernels::cpu::{Activations, CpuDevice};
 use tensorfold_kernels::device::DeviceError;
 use tensorfold_kernels::executor::{
     self, Executor, ExecutorError, MemoryPlan as Memory, OUTPUT_ROWS, Options,
@@ -20,11 +20,12 @@ const PREFILL_ROWS: u32 = 512;
 /// The machine's processors, opened.
 pub(crate) struct CpuPluginDevice {
     threads: usize,
+    activations: Activations,
 }
 
 impl CpuPluginDevice {
-    pub(crate) fn new(threads: usize) -> Self {
-        CpuPluginDevice { threads }
+    pub(crate) fn new(threads: usize, activations: Activations) -> Self {
+        CpuPluginDevice { threads, activations }
     }
 }
 
@@ -80,11 +81,13 @@ impl Device for CpuPluginDevice {
                 format!("{} threads cannot be started: {error}", self.threads),
             )
         })?;
+        let device = device.with_activations(self.activations);
         let description = format!(
-            "{}, {} thread{}, f32 activations, weights in place",
+            "{}, {} thread{}, {} activations, weights in place",
             device.instruction_set().name(),
             device.threads(),
-            if device.threads() == 1 { "" } else { "s" }
+            if device.threads() == 1 { "" } else { "s" },
+            device.activations().name()
         );
         let opened = Options { lanes: lanes as usize, context: options.context as usize };
         let executor = Executor::open(device, model.spec.clone(), &tensors, opened)

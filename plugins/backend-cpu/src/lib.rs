@@ -12,6 +12,7 @@ mod system;
 mod tests;
 
 use device::CpuPluginDevice;
+use tensorfold_kernels::cpu::Activations;
 use tensorfold_plugin_api::abi::TF_UNFIT_DEVICE;
 use tensorfold_plugin_api::device::{DeviceFit, DeviceIdentity, DeviceInfo};
 use tensorfold_plugin_api::plugin::{Backend, Device, Init, PluginError, Status};
@@ -21,6 +22,7 @@ const NO_SUCH_DEVICE: &str = "this plugin offers the machine's processors as one
 
 struct Cpu {
     threads: usize,
+    activations: Activations,
 }
 
 tensorfold_plugin_api::export_plugin! {
@@ -32,14 +34,23 @@ impl Backend for Cpu {
     const OFFERS_ENGINE: bool = true;
 
     fn init(init: Init<'_>) -> Result<Self, PluginError> {
-        init.check_keys(&["threads"])?;
+        init.check_keys(&["threads", "activations"])?;
         let threads = match init.value("threads") {
             None | Some("0") => std::thread::available_parallelism().map_or(1, usize::from),
             Some(text) => text.parse().map_err(|_| {
                 PluginError::invalid(format!("the option threads wants a whole number, found \"{text}\""))
             })?,
         };
-        Ok(Cpu { threads })
+        let activations = match init.value("activations") {
+            None | Some("f32") => Activations::F32,
+            Some("int8") => Activations::Int8,
+            Some(text) => {
+                return Err(PluginError::invalid(format!(
+                    "the option activations wants f32 or int8, found \"{text}\""
+                )));
+            }
+        };
+        Ok(Cpu { threads, activations })
     }
 
     fn list_devices(&self) -> Result<Vec<DeviceInfo>, PluginError> {
@@ -56,7 +67,7 @@ impl Backend for Cpu {
 
     fn open_device(&self, device: &DeviceIdentity) -> Result<Box<dyn Device>, PluginError> {
         if system::device().identity.same_device(device) {
-            Ok(Box::new(CpuPluginDevice::new(self.threads)))
+            Ok(Box::new(CpuPluginDevice::new(self.threads, self.activations)))
         } else {
             Err(PluginError::new(Status::NotFound, NO_SUCH_DEVICE))
         }

@@ -219,6 +219,7 @@ fn the_manifest_is_whole_and_says_what_the_code_does() {
     assert_eq!(manifest.plugin.version.to_string(), env!("CARGO_PKG_VERSION"));
     assert!(manifest.drafters.is_empty());
     assert!(manifest.options.contains_key("threads"));
+    assert!(manifest.options.contains_key("activations"));
     let rows = manifest.capabilities.limits.verify_rows;
     assert_eq!(rows.map(|rows| rows as usize), Some(tensorfold_kernels::executor::OUTPUT_ROWS));
 }
@@ -351,7 +352,23 @@ fn a_round_with_the_wrong_position_or_lane_changes_nothing() {
 fn options_are_checked_by_name_and_value() {
     let error = Cpu::init(Init::detached(&[("threads", "many")])).err().unwrap();
     assert_eq!(error.message, "the option threads wants a whole number, found \"many\"");
+    let error = Cpu::init(Init::detached(&[("activations", "int4")])).err().unwrap();
+    assert_eq!(error.message, "the option activations wants f32 or int8, found \"int4\"");
     let error = Cpu::init(Init::detached(&[("colour", "red")])).err().unwrap();
     assert!(error.message.contains("colour"), "{error}");
     assert!(Cpu::init(Init::detached(&[])).unwrap().threads >= 1);
+}
+
+#[test]
+fn what_activations_are_multiplied_as_is_said() {
+    for (pairs, wanted) in [
+        (&[("threads", "1")][..], "f32 activations"),
+        (&[("threads", "1"), ("activations", "f32")], "f32 activations"),
+        (&[("threads", "1"), ("activations", "int8")], "int8 activations"),
+    ] {
+        let cpu = Cpu::init(Init::detached(pairs)).unwrap();
+        let device = cpu.open_device(&cpu.list_devices().unwrap()[0].identity).unwrap();
+        let opened = device.open_engine(&model(true), &options(), &Progress::silent()).unwrap();
+        assert!(opened.info.description.contains(wanted), "{}", opened.info.description);
+    }
 }

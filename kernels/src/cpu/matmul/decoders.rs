@@ -134,6 +134,13 @@ impl<'a> Scales<'a> {
         Scales { groups: weights.columns / group, units: group / UNIT, scales, biases }
     }
 
+    /// Scales and biases of a task's output.
+    #[inline(always)]
+    pub(super) fn row(&self, output: usize) -> (&[f32], &[f32]) {
+        let row = output * self.groups..(output + 1) * self.groups;
+        (&self.scales[row.clone()], &self.biases[row])
+    }
+
     /// Scale and bias of a group of a task's output.
     #[inline(always)]
     pub(super) fn of(&self, output: usize, group: usize) -> (f32, f32) {

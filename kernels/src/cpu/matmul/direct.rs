@@ -5,7 +5,7 @@
 use std::marker::PhantomData;
 
 use super::decoders::Decoder;
-use super::layout::Activations;
+use super::layout::LaidOut;
 use super::{Rows, TILE_OUTPUTS, Vector};
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tiles::Tile;
@@ -15,12 +15,12 @@ const CACHE_LINE: usize = 64;
 /// How far ahead weights are asked for. The streams of a tile lie in one page
 /// and take turns, which hides them from the machine's own prefetcher; what
 /// follows a tile in memory is the next one.
-const PREFETCH: usize = 4096;
+pub(super) const PREFETCH: usize = 4096;
 
 /// All outputs of a task for `rows` rows, fewer than [`PANEL_ROWS`](super::PANEL_ROWS).
 pub(super) struct Direct<'a, 'o, D> {
     pub(super) weights: &'a Rows<'a>,
-    pub(super) x: &'a Activations,
+    pub(super) x: &'a LaidOut,
     pub(super) rows: usize,
     pub(super) outputs: usize,
     pub(super) out: &'a mut Tile<'o>,

@@ -37,21 +37,15 @@ thread_local! {
 }
 
 /// Rows of activations in whole units; zeros fill the last one.
-pub(super) struct Activations {
+pub(super) struct LaidOut {
     pub(super) layout: Layout,
     /// Units of a row.
     pub(super) units: usize,
     data: Vec<Vector>,
 }
 
-impl Activations {
-    pub(super) fn new(
-        layout: Layout,
-        pool: &mut Pool,
-        x: &[f32],
-        rows: usize,
-        columns: usize,
-    ) -> Activations {
+impl LaidOut {
+    pub(super) fn new(layout: Layout, pool: &mut Pool, x: &[f32], rows: usize, columns: usize) -> LaidOut {
         let units = columns.div_ceil(UNIT);
         let mut data = SPARE.with_borrow_mut(Vec::pop).unwrap_or_default();
         data.resize(rows * 2 * units, ZERO);
@@ -65,7 +59,7 @@ impl Activations {
             }
         });
         drop(chunks);
-        Activations { layout, units, data }
+        LaidOut { layout, units, data }
     }
 
     /// The vectors of a row.
@@ -75,7 +69,7 @@ impl Activations {
     }
 }
 
-impl Drop for Activations {
+impl Drop for LaidOut {
     fn drop(&mut self) {
         let data = std::mem::take(&mut self.data);
         // Few, and not those of an uncommonly large call.

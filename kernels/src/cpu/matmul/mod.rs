@@ -16,6 +16,7 @@
 
 mod decoders;
 mod direct;
+mod integer;
 mod layout;
 mod panel;
 #[cfg(test)]
@@ -31,7 +32,8 @@ use super::tiles::{Tile, Tiles};
 use crate::weights::{ElementType, MatrixView, Storage};
 use decoders::{Bf16, Bits, Bytes, Decoder, F16, F32, Nibbles, ReadScales, Scales};
 use direct::Direct;
-use layout::{Activations, Layout};
+use integer::{Integer, Rounded};
+use layout::{LaidOut, Layout};
 use panel::{Panel, Unpack};
 
 /// Inputs of a unit.
@@ -73,9 +75,63 @@ pub(crate) struct Product<'a, 'w> {
     pub(crate) out: &'a mut [f32],
 }
 
+/// What activations are multiplied as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activations {
+    /// Floats of 32 bits.
+    #[default]
+    F32,
+    /// Whole numbers of eight bits with a scale for 32 of them, where weights
+    /// are packed codes of 4 or 8 bits; floats where not.
+    Int8,
+}
+
+impl Activations {
+    /// The name used in options and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Activations::F32 => "f32",
+            Activations::Int8 => "int8",
+        }
+    }
+}
+
+/// How products are computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arithmetic {
+    pub(crate) set: InstructionSet,
+    pub(crate) activations: Activations,
+}
+
+impl Arithmetic {
+    /// That of floats.
+    #[cfg(test)]
+    pub(crate) fn floats(set: InstructionSet) -> Arithmetic {
+        Arithmetic { set, activations: Activations::F32 }
+    }
+
+    /// Whether a matrix meets whole numbers, and if so whether of nibbles.
+    fn rounded(self, weights: &MatrixView<'_>) -> Option<bool> {
+        match weights.storage {
+            Storage::Affine { packing, .. } if self.activations == Activations::Int8 => match packing.bits {
+                4 => Some(true),
+                8 => Some(false),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+/// Activations as a matrix meets them.
+enum Input<'a> {
+    Floats(&'a LaidOut),
+    Rounded(&'a Rounded),
+}
+
 /// Multiplies `rows` rows of `x` with several matrices of equal width.
 pub(crate) fn multiply(
-    set: InstructionSet,
+    arithmetic: Arithmetic,
     pool: &mut Pool,
     x: &[f32],
     rows: usize,
@@ -86,18 +142,29 @@ pub(crate) fn multiply(
     let outputs: usize = products.iter().map(|product| product.weights.rows).sum();
     let parallel = rows * columns * outputs >= PARALLEL_WORK;
     let task_outputs = task_outputs(rows, columns, outputs, pool.threads());
-    let mut laid_out: Vec<Activations> = Vec::new();
+    let mut laid_out: Vec<LaidOut> = Vec::new();
+    let mut rounded: Vec<Rounded> = Vec::new();
     for product in products.iter() {
+        if let Some(nibbles) = arithmetic.rounded(product.weights) {
+            if !rounded.iter().any(|x| x.of_nibbles() == nibbles) {
+                rounded.push(Rounded::new(nibbles, pool, x, rows, columns));
+            }
+            continue;
+        }
         let layout = Layout::of(product.weights);
         if !laid_out.iter().any(|x| x.layout == layout) {
-            laid_out.push(Activations::new(layout, pool, x, rows, columns));
+            laid_out.push(LaidOut::new(layout, pool, x, rows, columns));
         }
     }
     let mut parts = Vec::new();
     for product in products.iter_mut() {
         let weights = product.weights;
         assert_eq!(weights.columns, columns, "matrices of one call have equal widths");
-        let x = laid_out.iter().find(|x| x.layout == Layout::of(weights)).expect("laid out above");
+        let x = match arithmetic.rounded(weights) {
+            Some(nibbles) => rounded.iter().find(|x| x.of_nibbles() == nibbles).map(Input::Rounded),
+            None => laid_out.iter().find(|x| x.layout == Layout::of(weights)).map(Input::Floats),
+        };
+        let x = x.expect("every form was prepared above");
         let tiles = Tiles::new(product.out, rows, weights.rows, rows.max(1), task_outputs);
         parts.push((weights, x, product.bias, tiles));
     }
@@ -109,7 +176,16 @@ pub(crate) fn multiply(
                 let outputs = index * task_outputs..weights.rows.min((index + 1) * task_outputs);
                 let mut out = tiles.take(index);
                 SCRATCH.with_borrow_mut(|scratch| {
-                    set.run(Task { weights, x, rows, outputs: outputs.clone(), out: &mut out, scratch });
+                    let outputs = outputs.clone();
+                    arithmetic.set.run(Task {
+                        set: arithmetic.set,
+                        weights,
+                        x,
+                        rows,
+                        outputs,
+                        out: &mut out,
+                        scratch,
+                    });
                 });
                 if let Some(bias) = bias {
                     for row in 0..rows {
@@ -139,8 +215,9 @@ fn task_outputs(rows: usize, columns: usize, outputs: usize, threads: usize) -> 
 
 /// Some outputs for all rows.
 struct Task<'a, 'w, 'o> {
+    set: InstructionSet,
     weights: &'a MatrixView<'w>,
-    x: &'a Activations,
+    x: &'a Input<'a>,
     rows: usize,
     outputs: Range<usize>,
     out: &'a mut Tile<'o>,
@@ -152,7 +229,7 @@ impl Kernel for Task<'_, '_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Task { weights, x, rows, outputs, out, scratch: Scratch { scales, panel } } = self;
+        let Task { set, weights, x, rows, outputs, out, scratch: Scratch { scales, panel } } = self;
         s.run(ReadScales { weights, outputs: outputs.clone(), room: scales });
         let (Storage::Plain { bytes, .. } | Storage::Affine { codes: bytes, .. }) = weights.storage;
         let weights_of = Rows {
@@ -160,7 +237,15 @@ impl Kernel for Task<'_, '_, '_> {
             row_bytes: bytes.len() / weights.rows.max(1),
             scales: Scales::new(weights, scales),
             first: outputs.start,
-            units: x.units,
+            units: weights.columns.div_ceil(UNIT),
+        };
+        let x = match x {
+            Input::Floats(x) => x,
+            Input::Rounded(x) => {
+                let outputs = outputs.len();
+                set.run_integers(Integer { weights: &weights_of, x, rows, outputs, out });
+                return;
+            }
         };
         let job = Job { weights: &weights_of, x, rows, outputs: outputs.len(), panel, out };
         match weights.storage {
@@ -185,7 +270,7 @@ impl Kernel for Task<'_, '_, '_> {
 /// A task whose weights' form is known.
 struct Job<'a, 'o> {
     weights: &'a Rows<'a>,
-    x: &'a Activations,
+    x: &'a LaidOut,
     rows: usize,
     outputs: usize,
     panel: &'a mut Vec<Vector>,

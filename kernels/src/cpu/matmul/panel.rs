@@ -5,7 +5,7 @@
 use std::marker::PhantomData;
 
 use super::decoders::Decoder;
-use super::layout::Activations;
+use super::layout::LaidOut;
 use super::{Rows, TILE_OUTPUTS, Vector, ZERO};
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tiles::Tile;
@@ -36,7 +36,7 @@ pub(super) struct Panel<'a, 'o> {
     pub(super) panel: &'a [Vector],
     /// Vectors of an output.
     pub(super) vectors: usize,
-    pub(super) x: &'a Activations,
+    pub(super) x: &'a LaidOut,
     pub(super) rows: usize,
     pub(super) outputs: usize,
     pub(super) out: &'a mut Tile<'o>,

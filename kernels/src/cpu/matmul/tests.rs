@@ -83,10 +83,14 @@ fn matrix(rows: usize, columns: usize, element: ElementType, packing: Option<Pac
 }
 
 fn run(set: InstructionSet, threads: usize, owned: &Owned, x: &[f32], rows: usize) -> Vec<f32> {
+    run_as(Arithmetic::floats(set), threads, owned, x, rows)
+}
+
+fn run_as(arithmetic: Arithmetic, threads: usize, owned: &Owned, x: &[f32], rows: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; rows * owned.rows];
     let mut pool = Pool::new(threads).unwrap();
     let product = Product { weights: &owned.view(), bias: None, out: &mut out };
-    multiply(set, &mut pool, x, rows, &mut [product]);
+    multiply(arithmetic, &mut pool, x, rows, &mut [product]);
     out
 }
 
@@ -151,7 +155,7 @@ fn thread_count_and_company_of_other_matrices_do_not_matter() {
         let [out_a, out_b] = &mut out;
         let bias = vec![1.0; 77];
         multiply(
-            InstructionSet::best(),
+            Arithmetic::floats(InstructionSet::best()),
             &mut pool,
             &x,
             20,
@@ -162,5 +166,128 @@ fn thread_count_and_company_of_other_matrices_do_not_matter() {
         );
         assert_eq!(out[0], expected[0]);
         assert!(out[1].iter().zip(&expected[1]).all(|(y, x)| *y == x + 1.0));
+    }
+}
+
+/// The product by the definition of [`super::integer`], in plain arithmetic.
+fn rounded_product(owned: &Owned, x: &[f32], rows: usize) -> Vec<f32> {
+    let (units, packing) = (owned.columns / UNIT, owned.packing.unwrap());
+    let view = owned.view();
+    let Storage::Affine { codes, element, scales, biases, .. } = view.storage else { unreachable!() };
+    let (scales, biases) = (floats(element, scales), floats(element, biases));
+    let mut out = Vec::new();
+    for x in x.chunks_exact(owned.columns).take(rows) {
+        for output in 0..owned.rows {
+            let mut lanes = [0.0f32; LANES];
+            for (unit, x) in x.as_chunks::<UNIT>().0.iter().enumerate() {
+                let largest = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+                let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+                let numbers = x.map(|x| (x * inverse).round_ties_even() as i32);
+                let mut sum = 0;
+                for (i, number) in numbers.iter().enumerate() {
+                    let index = output * owned.columns + unit * UNIT + i;
+                    let code = match packing.bits {
+                        4 => codes[index / 2] >> (index % 2 * 4) & 15,
+                        _ => codes[index],
+                    };
+                    sum += i32::from(code) * number;
+                }
+                let all: i32 = numbers.iter().sum();
+                let group = (output * owned.columns + unit * UNIT) / packing.group as usize;
+                let scale = largest / 127.0;
+                let lane = &mut lanes[unit % LANES];
+                *lane = (sum as f32 * scales[group]).mul_add(scale, *lane);
+                *lane = biases[group].mul_add(scale * all as f32, *lane);
+            }
+            // The units' blocks are whole: lanes without a unit stay as they are.
+            assert!(units > 0);
+            for width in [8, 4, 2, 1] {
+                for lane in 0..width {
+                    lanes[lane] += lanes[lane + width];
+                }
+            }
+            out.push(lanes[0]);
+        }
+    }
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 64 }))]
+    #[test]
+    fn rounded_products_have_the_bits_of_their_definition_on_every_path(
+        bits in prop::sample::select(vec![4, 8]),
+        group in prop::sample::select(vec![32, 64, 128]),
+        rows in 1usize..14,
+        outputs in 1usize..40,
+        groups in 1usize..22,
+        seed: u64,
+    ) {
+        let columns = groups * group as usize;
+        let owned = matrix(outputs, columns, ElementType::F16, Some(Packing { bits, group }), seed);
+        let mut state = !seed;
+        let mut x: Vec<f32> = (0..rows * columns).map(|_| noise(&mut state)).collect();
+        x[..UNIT].fill(0.0);
+        let wanted = rounded_product(&owned, &x, rows);
+        for set in InstructionSet::available() {
+            let arithmetic = Arithmetic { set, activations: Activations::Int8 };
+            for threads in [1, 3] {
+                prop_assert_eq!(&run_as(arithmetic, threads, &owned, &x, rows), &wanted, "{:?}", set);
+            }
+            for row in 0..rows {
+                let alone = run_as(arithmetic, 1, &owned, &x[row * columns..][..columns], 1);
+                prop_assert_eq!(&alone[..], &wanted[row * outputs..][..outputs], "{:?}", set);
+            }
+        }
+    }
+
+    #[test]
+    fn rounded_products_are_near_those_of_floats(
+        bits in prop::sample::select(vec![4, 8]),
+        groups in 1usize..22,
+        seed: u64,
+    ) {
+        let columns = groups * 64;
+        let owned = matrix(8, columns, ElementType::F32, Some(Packing { bits, group: 64 }), seed);
+        let mut state = !seed;
+        let x: Vec<f32> = (0..columns).map(|_| noise(&mut state)).collect();
+        let set = InstructionSet::best();
+        let rounded = run_as(Arithmetic { set, activations: Activations::Int8 }, 1, &owned, &x, 1);
+        let dense = owned.dense();
+        for (output, (got, exact)) in rounded.iter().zip(run(set, 1, &owned, &x, 1)).enumerate() {
+            // Half a step of 1/127 of a unit's largest input, at most 1, for each weight.
+            let weights = &dense[output * columns..][..columns];
+            let bound = weights.iter().map(|weight| weight.abs()).sum::<f64>() * 0.5 / 127.0 + 1e-3;
+            prop_assert!(f64::from((got - exact).abs()) <= bound, "{} for {}", got, exact);
+        }
+    }
+}
+
+#[test]
+fn other_weights_stay_with_floats() {
+    for packing in [None, Some(Packing { bits: 5, group: 32 })] {
+        let owned = matrix(9, 96, ElementType::Bf16, packing, 5);
+        let mut state = 6;
+        let x: Vec<f32> = (0..7 * 96).map(|_| noise(&mut state)).collect();
+        let set = InstructionSet::best();
+        let rounded = run_as(Arithmetic { set, activations: Activations::Int8 }, 2, &owned, &x, 7);
+        assert_eq!(rounded, run(set, 2, &owned, &x, 7));
+    }
+}
+
+#[test]
+fn what_is_no_number_reaches_the_rounded_product_alike_everywhere() {
+    let owned = matrix(5, 64, ElementType::F32, Some(Packing { bits: 4, group: 32 }), 9);
+    let mut x = vec![0.5; 7 * 64];
+    (x[3], x[70], x[130]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
+    let bits = |set| -> Vec<bool> {
+        let arithmetic = Arithmetic { set, activations: Activations::Int8 };
+        run_as(arithmetic, 1, &owned, &x, 7).iter().map(|y| y.is_finite()).collect()
+    };
+    let portable = bits(InstructionSet::Portable);
+    assert!(portable[..5].iter().all(|finite| *finite), "not a number counts as zero");
+    assert!(portable[5..15].iter().all(|finite| !finite), "infinity is not lost");
+    for set in InstructionSet::available() {
+        assert_eq!(bits(set), portable, "{set:?}");
     }
 }

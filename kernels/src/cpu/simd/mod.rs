@@ -14,12 +14,14 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod integer;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
+pub(crate) use integer::{BLOCK, IntegerKernel, Integers};
 pub(crate) use portable::Portable;
 
 /// Lanes of a vector.
