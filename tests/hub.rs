@@ -402,6 +402,27 @@ fn a_killed_download_goes_on_where_it_was() {
 }
 
 #[test]
+fn metadata_that_is_being_read_goes_away_with_the_process() {
+    for words in
+        [&["info", "somebody/small"][..], &["serve", "somebody/small", "--backend", "cpu", "--port", "0"]]
+    {
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            let sandbox = Sandbox::new();
+            let temporary = || std::fs::read_dir(sandbox.path().join("tmp")).unwrap().count();
+            let stalls = hub_that_stalls(100);
+            let running = Running::start(with(&sandbox, &stalls, words));
+            stalls.wait_for(|request| request.is_for(WEIGHTS));
+            assert_eq!(temporary(), 1, "{words:?}: nothing to remove");
+            running.signal(signal);
+            let (status, said) = running.end();
+            assert_eq!(status.signal(), Some(signal), "{words:?}: {said}");
+            assert_eq!(said.lines().count(), 1, "{words:?}: {said}");
+            assert_eq!(temporary(), 0, "{words:?}: {signal}");
+        }
+    }
+}
+
+#[test]
 fn a_second_process_waits_for_the_first_and_takes_over_when_it_is_killed() {
     let sandbox = Sandbox::new();
     let stalls = hub_that_stalls(1_000_000);

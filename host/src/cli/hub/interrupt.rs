@@ -1,6 +1,6 @@
 //! Ctrl-C while something is downloaded.
 //!
-//! What lies on the disk is in order at every moment, so the process may end at once, as it would by SIGKILL; what
+//! What lies in the cache is in order at every moment, so the process may end at once, as it would by SIGKILL; what
 //! this adds is the line that says so and the exit code, 128 and the signal's number.
 
 use std::mem::MaybeUninit;
@@ -18,21 +18,34 @@ static ON_A_TERMINAL: AtomicBool = AtomicBool::new(false);
 
 /// While this lives, the signals that end a process end it with a line. Afterwards they do what they did before.
 pub(super) struct EndsWell {
-    before: Vec<(c_int, sigaction)>,
+    _handlers: Handlers,
 }
 
 impl EndsWell {
     /// From now on.
     pub(super) fn new(on_a_terminal: bool) -> EndsWell {
         ON_A_TERMINAL.store(on_a_terminal, Ordering::Relaxed);
+        EndsWell { _handlers: Handlers::install(end) }
+    }
+}
+
+/// What the signals that end a process do in place of it. Ends with this.
+pub(super) struct Handlers {
+    before: Vec<(c_int, sigaction)>,
+}
+
+impl Handlers {
+    /// Has `handler`, which may call nothing but functions that are safe in a handler, answer the signals.
+    pub(super) fn install(handler: extern "C" fn(c_int)) -> Handlers {
         let mut before = Vec::new();
         for signal in SIGNALS {
             let mut old = MaybeUninit::<sigaction>::uninit();
             // SAFETY: all bits zero are a `sigaction`: the default handler, an empty mask and no flags.
             let mut new: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
-            new.sa_sigaction = end as extern "C" fn(c_int) as libc::sighandler_t;
-            // SAFETY: both point to a `sigaction` of this frame, and `end` is a handler without SA_SIGINFO that calls
-            // nothing but functions that are safe in a handler.
+            // A call that a handler interrupts, and that is to go on after it, goes on.
+            new.sa_flags = libc::SA_RESTART;
+            new.sa_sigaction = handler as libc::sighandler_t;
+            // SAFETY: both point to a `sigaction` of this frame, and `handler` is one without SA_SIGINFO.
             let set = unsafe { libc::sigaction(signal, &new, old.as_mut_ptr()) };
             if set != 0 {
                 continue;
@@ -46,11 +59,11 @@ impl EndsWell {
                 before.push((signal, old));
             }
         }
-        EndsWell { before }
+        Handlers { before }
     }
 }
 
-impl Drop for EndsWell {
+impl Drop for Handlers {
     fn drop(&mut self) {
         for (signal, old) in &self.before {
             restore(*signal, old);

@@ -3,6 +3,8 @@
 #[cfg(feature = "hub")]
 mod interrupt;
 #[cfg(feature = "hub")]
+mod passing;
+#[cfg(feature = "hub")]
 mod progress;
 #[cfg(feature = "hub")]
 mod remote;

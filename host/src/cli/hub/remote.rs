@@ -3,10 +3,10 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use tempfile::TempDir;
 use tensorfold_hub::{Hub, HubError, Listing, Reference, Settings};
 
 use super::interrupt::EndsWell;
+use super::passing::PassingFolder;
 use super::progress::Progress;
 use crate::checkpoint::{self, ConfigKind, HubCache, ResolveError};
 use crate::cli::{Failure, hint};
@@ -16,7 +16,7 @@ use crate::plugins::lifecycle::one_line;
 pub(in crate::cli) struct Remote {
     hub: Hub,
     listing: Listing,
-    folder: TempDir,
+    folder: PassingFolder,
     repository: String,
     place: String,
 }
@@ -41,9 +41,7 @@ impl Remote {
         let hub = Hub::new(&settings, HubCache::from_environment()).map_err(failed)?;
         hint(&format!("{reference} is not complete in the Hugging Face cache; reading its metadata first"));
         let listing = hub.list(&reference).map_err(failed)?;
-        let folder = tempfile::Builder::new()
-            .prefix("tensorfold-metadata-")
-            .tempdir()
+        let folder = PassingFolder::new()
             .map_err(|error| Failure::new(format!("no folder for the metadata of {reference}: {error}")))?;
         hub.preview(&listing, folder.path()).map_err(failed)?;
         let place = format!(
