@@ -12,12 +12,10 @@
 
 #![expect(clippy::needless_range_loop, reason = "loops over registers by index stay parallel to each other")]
 
-use std::cell::RefCell;
-
 use super::decoders::Scales;
 use super::{Rows, TILE_OUTPUTS, UNIT, Vector, ZERO};
 use crate::cpu::pool::Pool;
-use crate::cpu::simd::{BLOCK, IntegerKernel, Integers, LANES, Simd};
+use crate::cpu::simd::{BLOCK, InstructionSet, IntegerKernel, Integers, Kernel, LANES, Simd};
 use crate::cpu::tiles::{Chunks, Tile};
 
 /// Rows from which on codes are laid out in a panel.
@@ -46,7 +44,14 @@ pub(super) struct Rounded {
 }
 
 impl Rounded {
-    pub(super) fn new(nibbles: bool, pool: &mut Pool, x: &[f32], rows: usize, columns: usize) -> Rounded {
+    pub(super) fn new(
+        set: InstructionSet,
+        nibbles: bool,
+        pool: &mut Pool,
+        x: &[f32],
+        rows: usize,
+        columns: usize,
+    ) -> Rounded {
         let units = columns / UNIT;
         let blocks = units.div_ceil(LANES).max(1);
         let panel = rows >= PANEL_ROWS;
@@ -56,18 +61,9 @@ impl Rounded {
         let parts = Chunks::new(&mut scales, TASK_ROWS * blocks);
         pool.run(rows > TASK_ROWS, whole.count(), |task| {
             let first = task * TASK_ROWS;
-            let rows =
-                whole.take(task).chunks_exact_mut(blocks).zip(parts.take(task).chunks_exact_mut(blocks));
-            for (row, (data, scales)) in rows.enumerate() {
-                let x = &x[(first + row) * columns..][..columns];
-                for (unit, x) in x.as_chunks::<UNIT>().0.iter().enumerate() {
-                    let (block, lane) = (unit / LANES, unit % LANES);
-                    let (numbers, scale, sum) = round(x);
-                    place(&mut data[block].0, lane, &numbers, nibbles, panel);
-                    scales[block][0].0[lane] = scale;
-                    scales[block][1].0[lane] = scale * sum as f32;
-                }
-            }
+            let (data, scales) = (whole.take(task), parts.take(task));
+            let x = &x[first * columns..][..data.len() / blocks * columns];
+            set.run(RoundRows { x, columns, nibbles, panel, data, scales });
         });
         drop((whole, parts));
         Rounded { nibbles, panel, units, blocks, data, scales }
@@ -84,17 +80,64 @@ impl Rounded {
     }
 }
 
+/// Rounds some rows.
+struct RoundRows<'a> {
+    x: &'a [f32],
+    columns: usize,
+    nibbles: bool,
+    panel: bool,
+    data: &'a mut [Bytes<i8>],
+    scales: &'a mut [[Vector; 2]],
+}
+
+impl Kernel for RoundRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let blocks = (self.columns / UNIT).div_ceil(LANES).max(1);
+        let rows = self.data.chunks_exact_mut(blocks).zip(self.scales.chunks_exact_mut(blocks));
+        for (x, (data, scales)) in self.x.chunks_exact(self.columns.max(1)).zip(rows) {
+            for (unit, x) in x.as_chunks::<UNIT>().0.iter().enumerate() {
+                let (block, lane) = (unit / LANES, unit % LANES);
+                let (numbers, scale, sum) = round(s, x);
+                place(&mut data[block].0, lane, &numbers, self.nibbles, self.panel);
+                scales[block][0].0[lane] = scale;
+                scales[block][1].0[lane] = scale * sum as f32;
+            }
+        }
+    }
+}
+
 /// A unit as whole numbers, their scale, and their sum.
-fn round(x: &[f32; UNIT]) -> ([i8; UNIT], f32, i32) {
-    let largest = x.iter().fold(0.0f32, |largest, x| if x.abs() > largest { x.abs() } else { largest });
-    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-    // The conversion saturates, and what is not a number becomes zero.
-    let numbers = x.map(|x| (x * inverse).round_ties_even() as i8);
-    let sum = numbers.iter().map(|&number| i32::from(number)).sum();
+#[inline(always)]
+fn round<S: Simd>(s: S, x: &[f32; UNIT]) -> ([i8; UNIT], f32, i32) {
+    let halves = x.as_chunks::<LANES>().0;
+    let (first, second) = (s.load(&halves[0]), s.load(&halves[1]));
+    // What is not a number is larger than nothing.
+    let mut largest = s.max(s.max(first, s.sub(s.zero(), first)), s.zero());
+    largest = s.max(s.max(second, s.sub(s.zero(), second)), largest);
+    let mut lanes = [0.0; LANES];
+    s.store(largest, &mut lanes);
+    let mut largest = 0.0;
+    for lane in lanes {
+        largest = if lane > largest { lane } else { largest };
+    }
+    let inverse = s.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+    let mut rounded = [[0.0; LANES]; 2];
+    s.store(s.round(s.mul(first, inverse)), &mut rounded[0]);
+    s.store(s.round(s.mul(second, inverse)), &mut rounded[1]);
+    let (mut numbers, mut sum) = ([0; UNIT], 0);
+    for (number, &rounded) in numbers.iter_mut().zip(rounded.as_flattened()) {
+        // The conversion saturates, and what is not a number becomes zero.
+        *number = rounded as i8;
+        sum += i32::from(*number);
+    }
     (numbers, largest / 127.0, sum)
 }
 
 /// Puts a unit where the products look for it.
+#[inline(always)]
 fn place(block: &mut [i8; BLOCK], unit: usize, numbers: &[i8; UNIT], nibbles: bool, panel: bool) {
     let mut ordered = *numbers;
     if nibbles {
@@ -116,15 +159,16 @@ fn place(block: &mut [i8; BLOCK], unit: usize, numbers: &[i8; UNIT], nibbles: bo
     }
 }
 
-thread_local! {
-    /// Room for the tasks of this thread.
-    static ROOM: RefCell<Room> = const { RefCell::new(Room { codes: Vec::new(), scales: Vec::new() }) };
-}
-
 /// A panel: codes, and scales and biases of their units.
-struct Room {
+pub(super) struct Room {
     codes: Vec<Bytes<u8>>,
     scales: Vec<[Vector; 2]>,
+}
+
+impl Room {
+    pub(super) const fn new() -> Room {
+        Room { codes: Vec::new(), scales: Vec::new() }
+    }
 }
 
 /// Some outputs for all rows.
@@ -133,6 +177,7 @@ pub(super) struct Integer<'a, 'o> {
     pub(super) x: &'a Rounded,
     pub(super) rows: usize,
     pub(super) outputs: usize,
+    pub(super) room: &'a mut Room,
     pub(super) out: &'a mut Tile<'o>,
 }
 
@@ -140,7 +185,7 @@ impl IntegerKernel for Integer<'_, '_> {
     #[inline(always)]
     fn run<I: Integers>(mut self, i: I) {
         if self.x.panel {
-            ROOM.with_borrow_mut(|room| self.panel(i, room));
+            self.panel(i);
         } else if self.x.nibbles {
             self.direct::<I, true>(i);
         } else {
@@ -163,11 +208,12 @@ impl Integer<'_, '_> {
                 for block in 0..self.x.blocks {
                     let units = (self.x.units - block * LANES).min(LANES);
                     let at = &bytes[block * LANES * unit_bytes..];
-                    let mut padded = [0; BLOCK];
+                    let mut padded;
                     let sums = if NIBBLES {
                         let codes = match at.first_chunk() {
                             Some(codes) => codes,
                             None => {
+                                padded = [0; BLOCK];
                                 padded[..at.len()].copy_from_slice(at);
                                 padded.first_chunk().expect("half a block")
                             }
@@ -177,6 +223,7 @@ impl Integer<'_, '_> {
                         let codes = match at.first_chunk() {
                             Some(codes) => codes,
                             None => {
+                                padded = [0; BLOCK];
                                 padded[..at.len()].copy_from_slice(at);
                                 &padded
                             }
@@ -195,9 +242,10 @@ impl Integer<'_, '_> {
     }
 
     #[inline(always)]
-    fn panel<I: Integers>(&mut self, i: I, room: &mut Room) {
+    fn panel<I: Integers>(&mut self, i: I) {
         let s = i.floats();
-        let Room { codes, scales } = room;
+        // Taken, so that `self` is free; given back at the end.
+        let Room { mut codes, mut scales } = std::mem::replace(self.room, Room::new());
         let blocks = self.x.blocks;
         codes.clear();
         codes.resize(self.outputs * blocks, Bytes([0; BLOCK]));
@@ -216,13 +264,14 @@ impl Integer<'_, '_> {
         let mut row = 0;
         while row < self.rows {
             row += if const { I::Floats::REGISTERS >= 32 } && self.rows - row >= 2 {
-                self.panel_rows::<I, TILE_OUTPUTS, 2>(i, codes, scales, row)
+                self.panel_rows::<I, TILE_OUTPUTS, 2>(i, &codes, &scales, row)
             } else if const { I::Floats::REGISTERS >= 16 } {
-                self.panel_rows::<I, 2, 1>(i, codes, scales, row)
+                self.panel_rows::<I, 2, 1>(i, &codes, &scales, row)
             } else {
-                self.panel_rows::<I, 1, 1>(i, codes, scales, row)
+                self.panel_rows::<I, 1, 1>(i, &codes, &scales, row)
             };
         }
+        *self.room = Room { codes, scales };
     }
 
     /// All outputs for `R` rows, `O` at a time; returns `R`.
@@ -313,8 +362,8 @@ fn unit_scales<S: Simd>(
     let (all_scales, all_biases) = scales.row(output);
     if scales.units == 1 && units == LANES {
         let at = block * LANES..(block + 1) * LANES;
-        let whole = |all: &[f32]| *all[at.clone()].first_chunk::<LANES>().expect("sixteen units");
-        return (s.load(&whole(all_scales)), s.load(&whole(all_biases)));
+        let scale = all_scales[at.clone()].first_chunk().expect("sixteen units");
+        return (s.load(scale), s.load(all_biases[at].first_chunk().expect("sixteen units")));
     }
     let (mut scale, mut bias) = ([0.0; LANES], [0.0; LANES]);
     for unit in 0..units {

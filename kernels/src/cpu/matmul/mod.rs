@@ -32,7 +32,7 @@ use super::tiles::{Tile, Tiles};
 use crate::weights::{ElementType, MatrixView, Storage};
 use decoders::{Bf16, Bits, Bytes, Decoder, F16, F32, Nibbles, ReadScales, Scales};
 use direct::Direct;
-use integer::{Integer, Rounded};
+use integer::{Integer, Room, Rounded};
 use layout::{LaidOut, Layout};
 use panel::{Panel, Unpack};
 
@@ -60,12 +60,14 @@ const ZERO: Vector = Vector([0.0; LANES]);
 
 thread_local! {
     /// Room that tasks of this thread use one after the other.
-    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { scales: Vec::new(), panel: Vec::new() }) };
+    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { scales: Vec::new(), panel: Vec::new(), room: Room::new() }) };
 }
 
 struct Scratch {
     scales: Vec<f32>,
     panel: Vec<Vector>,
+    /// A panel of codes.
+    room: Room,
 }
 
 /// One product: `out[row][output] = x[row] . weights[output] + bias[output]`.
@@ -147,7 +149,7 @@ pub(crate) fn multiply(
     for product in products.iter() {
         if let Some(nibbles) = arithmetic.rounded(product.weights) {
             if !rounded.iter().any(|x| x.of_nibbles() == nibbles) {
-                rounded.push(Rounded::new(nibbles, pool, x, rows, columns));
+                rounded.push(Rounded::new(arithmetic.set, nibbles, pool, x, rows, columns));
             }
             continue;
         }
@@ -229,7 +231,8 @@ impl Kernel for Task<'_, '_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Task { set, weights, x, rows, outputs, out, scratch: Scratch { scales, panel } } = self;
+        let Task { set, weights, x, rows, outputs, out, scratch } = self;
+        let Scratch { scales, panel, room } = scratch;
         s.run(ReadScales { weights, outputs: outputs.clone(), room: scales });
         let (Storage::Plain { bytes, .. } | Storage::Affine { codes: bytes, .. }) = weights.storage;
         let weights_of = Rows {
@@ -243,7 +246,7 @@ impl Kernel for Task<'_, '_, '_> {
             Input::Floats(x) => x,
             Input::Rounded(x) => {
                 let outputs = outputs.len();
-                set.run_integers(Integer { weights: &weights_of, x, rows, outputs, out });
+                set.run_integers(Integer { weights: &weights_of, x, rows, outputs, room, out });
                 return;
             }
         };
