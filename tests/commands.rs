@@ -73,7 +73,8 @@ fn the_help_of_serve_tells_what_a_named_backend_takes() {
     // Without a name: the options of every installed one.
     for part in [
         "--threads N",
-        "Options of backend cpu (backend-cpu):\n  --opt cpu.threads=INTEGER",
+        "Options of backend cpu (backend-cpu):\n  --opt cpu.",
+        "\n  --opt cpu.threads=INTEGER",
         "[a whole number from 0 to 1024; default: 0]",
     ] {
         assert!(plain.stdout.contains(part), "no {part:?} in\n{}", plain.stdout);
@@ -239,6 +240,7 @@ fn info_shows_the_licence_and_nothing_that_paints() {
     let outcome = run(&sandbox, &["info", &folder]);
     let vocabulary = "vocabulary  1024 rows; no tokenizer.json says how many ids; the head is the embedding";
     assert!(outcome.stdout.contains(vocabulary), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("/m/tokenizer.json is missing: "), "{}", outcome.stdout);
     let config = std::fs::read_to_string(tiny("tiny-llama").join("config.json")).unwrap();
     let painted = config.replace("\"model_type\": \"llama\"", "\"model_type\": \"\\u001b[31m\\nfoo\"");
     assert_ne!(painted, config);

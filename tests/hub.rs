@@ -262,6 +262,21 @@ fn a_model_that_the_backend_does_not_run_is_not_downloaded() {
 }
 
 #[test]
+fn a_model_without_a_tokenizer_is_not_downloaded() {
+    let sandbox = Sandbox::new();
+    let mut all = demo();
+    all.remove("tokenizer.json");
+    let server = hub(all);
+    let outcome = with(&sandbox, &server, &["serve", "somebody/small", "--backend", "cpu"]).run();
+    outcome.exits(1);
+    assert!(outcome.stderr.contains("somebody/small/tokenizer.json is missing"), "{}", outcome.stderr);
+    let info = with(&sandbox, &server, &["info", "somebody/small"]).run();
+    assert!(info.stdout.contains("problem     somebody/small/tokenizer.json is missing"), "{}", info.stdout);
+    assert!(bytes_sent(&server) < 1_000_000, "metadata, not weights");
+    assert!(!cache(&sandbox).exists());
+}
+
+#[test]
 fn what_the_command_line_names_is_looked_at_before_a_download() {
     let sandbox = Sandbox::new();
     let server = hub(demo());

@@ -71,9 +71,12 @@ impl Config {
     /// # Errors
     /// When it is absent or not a string.
     pub(super) fn model_type(&self) -> Result<&str, CheckpointError> {
-        self.root.get("model_type").and_then(Value::as_str).ok_or_else(|| {
-            CheckpointError::value(&self.path, "model_type", "is missing; it names the model's family")
-        })
+        let problem = match self.root.get("model_type") {
+            Some(Value::String(name)) => return Ok(name),
+            None | Some(Value::Null) => "is missing; it names the model's family".to_owned(),
+            Some(other) => format!("is {}; a string that names the model's family is needed", brief(other)),
+        };
+        Err(CheckpointError::value(&self.path, "model_type", problem))
     }
 
     /// The longest context, in tokens: `max_position_embeddings` of the text
@@ -238,6 +241,14 @@ mod tests {
             text.required_integer("layers").unwrap_err().to_string(),
             "config.json: text_config.layers is missing; a positive integer is needed"
         );
+    }
+
+    #[test]
+    fn a_family_that_is_no_name_is_not_called_missing() {
+        let error = |text: &str| config(text).model_type().unwrap_err().to_string();
+        assert!(error("{}").contains("model_type is missing"));
+        assert!(error(r#"{"model_type": null}"#).contains("model_type is missing"));
+        assert!(error(r#"{"model_type": 5}"#).contains("model_type is 5; a string"));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::element::ElementType;
 use super::error::CheckpointError;
 use super::families::{self, Family};
 use super::folder::Folder;
+use super::generation::GenerationConfig;
 use super::licence::licence;
 use super::quantization::{Declared, Packing, QuantizationTable};
 use super::shards::Shards;
@@ -149,7 +150,8 @@ fn gather(
             described.err()
         }
     };
-    Ok((facts, problem.or(tokenizer_problem)))
+    let problem = problem.or(tokenizer_problem).or_else(|| GenerationConfig::read(folder).err());
+    Ok((facts, problem))
 }
 
 /// Everything, from a description that holds.

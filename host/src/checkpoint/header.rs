@@ -60,6 +60,11 @@ impl TensorFile {
         }
         let mut prefix = [0; 8];
         file.read_exact_at(&mut prefix, 0).map_err(failed)?;
+        if &prefix == b"version " {
+            return Err(unsound(
+                "it is the pointer that git leaves of a large file; fetch the file with git lfs pull".into(),
+            ));
+        }
         let header_length = u64::from_le_bytes(prefix);
         if header_length > HEADER_LIMIT {
             return Err(unsound(format!(
@@ -146,7 +151,9 @@ mod tests {
 
     #[test]
     fn headers_that_do_not_describe_their_file_are_refused() {
-        let cases: [(&str, Vec<u8>); 9] = [
+        let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 2094744\n";
+        let cases: [(&str, Vec<u8>); 10] = [
+            ("git lfs pull", pointer.to_vec()),
             ("fewer than the 8", vec![1, 2, 3]),
             ("header claims", u64::MAX.to_le_bytes().to_vec()),
             ("header claims 100 bytes", {

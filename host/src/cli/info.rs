@@ -30,6 +30,7 @@ pub(super) fn run(arguments: &ModelArguments, environment: &Environment) -> Resu
     let surveyed = checkpoint::survey(model.directory());
     let (mut facts, problem) = surveyed.map_err(|error| Failure::new(model.spoken(&error.to_string())))?;
     facts.name = model.name().unwrap_or(&facts.name).to_owned();
+    let problem = problem.or_else(|| model.without_tokenizer(&facts.kind));
     let answers = answers(&arguments.flags, environment, &facts, problem.as_ref())?;
     let place = model.place();
     Ok(model.spoken(&match arguments.json {

@@ -117,12 +117,29 @@ pub fn convert(
         let sound = |error| ConvertError::Gguf { path: source.into(), error };
         let file = gguf::Gguf::parse(&map).map_err(sound)?;
         let plan = from_gguf::plan(source, &file, options)?;
+        refuse_idle_packing(source, &plan, options)?;
         return finish(place, plan, None, progress, stop);
     }
     let folder = Folder::open(source)?;
     let checkpoint = Checkpoint::open(source)?;
     let plan = huggingface::plan(&folder, &checkpoint, options)?;
+    refuse_idle_packing(source, &plan, options)?;
     finish(place, plan, Some(&folder), progress, stop)
+}
+
+/// Refuses a packing that no matrix of the model can take, rather than write a model that is not packed at all.
+fn refuse_idle_packing(source: &Path, plan: &Plan<'_>, options: &Options) -> Result<(), ConvertError> {
+    match options.packing {
+        Some(packing) if !plan.jobs.iter().any(plan::Job::is_lossy_packing) => Err(ConvertError::source(
+            source,
+            format!(
+                "none of its matrices has rows of whole groups of {}, so nothing would be quantized; \
+                 choose a smaller group size, or leave --bits out",
+                packing.group_size
+            ),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Maps a file read-only.

@@ -128,6 +128,19 @@ fn another_float_type_is_rounded_and_told() {
 }
 
 #[test]
+fn a_packing_that_no_matrix_can_take_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let options =
+        |group_size| Options { packing: Some(Packing { bits: 4, group_size }), ..Options::default() };
+    // Its rows have 192 and 320 weights.
+    let source = golden("tiny-llama");
+    let error = run(&source, &root.path().join("out"), &options(128)).unwrap_err().to_string();
+    assert!(error.contains("none of its matrices has rows of whole groups of 128"), "{error}");
+    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    assert!(run(&source, &root.path().join("out"), &options(64)).unwrap().quantized > 0);
+}
+
+#[test]
 fn what_is_packed_is_not_packed_again() {
     let root = tempfile::tempdir().unwrap();
     let error = run(&golden("tiny-qwen3_5-mlx-4bit"), &root.path().join("out"), &FOUR_BITS).unwrap_err();

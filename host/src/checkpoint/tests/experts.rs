@@ -251,3 +251,11 @@ fn a_broken_tokenizer_is_a_problem_and_a_missing_one_is_not() {
     assert!(problem.is_none() && facts.tokenizer_size.is_none());
     assert_eq!(survey(Path::new(MLX)).unwrap().0.tokenizer_size, Some(1009));
 }
+
+#[test]
+fn sampling_that_is_out_of_range_is_told_before_weights_are_asked_for() {
+    let root = changed(MLX, "generation_config.json", |_| br#"{"temperature": "hot"}"#.to_vec());
+    let problem = survey(root.path()).unwrap().1.unwrap().to_string();
+    assert!(problem.contains("temperature is \"hot\""), "{problem}");
+    assert_eq!(read_facts(root.path()).unwrap_err().to_string(), problem);
+}

@@ -16,7 +16,9 @@ use std::path::Path;
 
 pub(in crate::cli) use self::remote::{Remote, pull};
 
-use crate::checkpoint::{HubCache, ResolveError, Resolved, resolve, resolve_for_reading};
+use crate::checkpoint::{
+    CheckpointError, HubCache, Kind, ResolveError, Resolved, resolve, resolve_for_reading,
+};
 use crate::cli::Failure;
 
 /// Where a model is.
@@ -50,6 +52,24 @@ impl Located {
             Located::Here(_) => None,
             Located::There(remote) => Some(remote.place()),
         }
+    }
+
+    /// The refusal of a model without `tokenizer.json`. The folder of metadata never holds one, so that the Hub's list
+    /// of files is asked for a model that is there.
+    pub(in crate::cli) fn without_tokenizer(&self, kind: &Kind) -> Option<CheckpointError> {
+        const NAME: &str = "tokenizer.json";
+        let (there, fix) = match self {
+            Located::Here(found) => {
+                (found.directory.join(NAME).exists(), "download the checkpoint's tokenizer.json")
+            }
+            Located::There(remote) => (remote.lists(NAME), "take a version of the model that has one"),
+        };
+        let missing = || CheckpointError::Missing {
+            path: self.directory().join(NAME),
+            fix: format!("the tokenizer is read from it; {fix}"),
+        };
+        // Drafters and heads are served with the tokenizer of their model.
+        (*kind == Kind::Model && !there).then(missing)
     }
 
     /// A message about files of the model. A folder that is here for the moment helps nobody who reads it.

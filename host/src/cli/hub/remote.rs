@@ -56,6 +56,11 @@ impl Remote {
         self.folder.path()
     }
 
+    /// Whether the repository has a file of this name.
+    pub(super) fn lists(&self, name: &str) -> bool {
+        self.listing.file(name).is_some()
+    }
+
     /// The model's name.
     pub(in crate::cli) fn name(&self) -> &str {
         self.listing.reference.repository.name()
@@ -110,7 +115,9 @@ fn look_offline(reference: &Reference, cache: &HubCache) -> Result<(), Failure> 
             print(&format!("{}@{commit} is at {}", reference.repository, found.directory.display()));
             Ok(())
         }
-        Err(error) => Err(Failure::new(format!("{error}; HF_HUB_OFFLINE is set, so nothing is downloaded"))),
+        Err(error) => {
+            Err(Failure::new(format!("{error}; HF_HUB_OFFLINE is set, so nothing is downloaded: unset it")))
+        }
     }
 }
 

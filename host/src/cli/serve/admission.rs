@@ -211,7 +211,11 @@ fn drafter_line(flags: &GivenFlags, manifest: &Manifest, host: &HostFacts) -> Op
 /// What admission needs to know of a model.
 pub(in crate::cli) fn model_facts(model: &Located) -> Result<ModelFacts, Failure> {
     let facts = checkpoint::read_facts(model.directory());
-    let facts = facts.map_err(|error| Failure::new(model.spoken(&error.to_string())))?;
+    let refused = |error: checkpoint::CheckpointError| Failure::new(model.spoken(&error.to_string()));
+    let facts = facts.map_err(refused)?;
+    if let Some(missing) = model.without_tokenizer(&facts.kind) {
+        return Err(refused(missing));
+    }
     Ok(admission_facts(&facts))
 }
 
