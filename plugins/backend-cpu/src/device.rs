@@ -32,6 +32,7 @@ impl CpuPluginDevice {
 impl Device for CpuPluginDevice {
     fn plan(&self, model: &Model<'_>, options: &EngineOptions<'_>) -> Result<MemoryPlan, PluginError> {
         let memory = check(model, options, &described(model)?)?;
+        check_activations(self.activations, &model.spec.formats)?;
         let (mapped, copied) = weight_bytes(model);
         let available = system::available_memory();
         let usable = available.unwrap_or(u64::MAX).min(options.memory_limit.unwrap_or(u64::MAX));
@@ -56,6 +57,7 @@ impl Device for CpuPluginDevice {
     ) -> Result<OpenEngine, PluginError> {
         let tensors = mapped(model)?;
         let memory = check(model, options, &tensors)?;
+        check_activations(self.activations, &model.spec.formats)?;
         let (mapped, copied) = weight_bytes(model);
         let lanes = match options.memory_limit {
             Some(limit) => lanes_within(limit, &memory, copied, options.lanes),
@@ -106,6 +108,20 @@ impl Device for CpuPluginDevice {
                 description,
             },
         })
+    }
+}
+
+/// Refuses rounded activations for a model none of whose weights they are multiplied with: the option would be
+/// accepted and do nothing.
+fn check_activations(activations: Activations, formats: &[String]) -> Result<(), PluginError> {
+    let rounds = |format: &String| format.starts_with("mlx-q4") || format.starts_with("mlx-q8");
+    match activations {
+        Activations::Int8 if !formats.iter().any(rounds) => Err(PluginError::unsupported(format!(
+            "the option activations is int8, which is for weights of 4 or 8 bits, and this model's are {}; \
+             leave the option out, or pack the model with tensorfold convert",
+            formats.join(", ")
+        ))),
+        Activations::Int8 | Activations::F32 => Ok(()),
     }
 }
 

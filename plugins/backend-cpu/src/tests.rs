@@ -368,7 +368,25 @@ fn what_activations_are_multiplied_as_is_said() {
     ] {
         let cpu = Cpu::init(Init::detached(pairs)).unwrap();
         let device = cpu.open_device(&cpu.list_devices().unwrap()[0].identity).unwrap();
-        let opened = device.open_engine(&model(true), &options(), &Progress::silent()).unwrap();
+        let mut model = model(true);
+        // Some of the weights, as far as the description says.
+        model.spec.formats.push("mlx-q4g64".into());
+        let opened = device.open_engine(&model, &options(), &Progress::silent()).unwrap();
         assert!(opened.info.description.contains(wanted), "{}", opened.info.description);
+    }
+}
+
+#[test]
+fn rounded_activations_are_refused_where_they_would_do_nothing() {
+    let cpu = Cpu::init(Init::detached(&[("threads", "1"), ("activations", "int8")])).unwrap();
+    let device = cpu.open_device(&cpu.list_devices().unwrap()[0].identity).unwrap();
+    for format in ["f32", "mlx-q3g64"] {
+        let mut model = model(true);
+        model.spec.formats = vec![format.into()];
+        let error = device.open_engine(&model, &options(), &Progress::silent()).err().unwrap();
+        assert_eq!(device.plan(&model, &options()).unwrap_err().message, error.message);
+        let wanted =
+            format!("for weights of 4 or 8 bits, and this model's are {format}; leave the option out");
+        assert!(error.message.contains(&wanted), "{error}");
     }
 }
