@@ -188,7 +188,9 @@ impl Store<'_> {
     }
 }
 
-/// Whether a path leads to a content of the file's length. What has its final name was verified by whoever named it.
+/// Whether a path leads to a content of the file's length. No more is asked of what has its final name: whoever gave it
+/// called it whole, and to read all of a model again before each use would take minutes. Not every tool has checked the
+/// digest when it does so.
 fn has(path: &Path, file: &RemoteFile) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == file.bytes)
 }

@@ -17,6 +17,10 @@
 //! - A server that stalls, or sends so slowly that it might as well, is given up and tried again.
 //! - What has a digest is checked against it before it gets its name in the cache.
 //! - Paths of a listing are checked before anything is made on disk.
+//!
+//! The cache is the same one all the same, and `tests/peer.rs` holds that against `hf-hub` itself, which only tests
+//! depend on: it finds what was downloaded here, what it downloaded is not downloaded again, and what it began is gone
+//! on with, or thrown away where the digest says so.
 
 mod cache;
 mod reference;

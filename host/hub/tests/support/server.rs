@@ -166,6 +166,14 @@ impl Server {
         self.served().iter().filter(|served| served.request.is_for(file)).map(|served| served.bytes).sum()
     }
 
+    /// Waits until everything that was asked for is answered: a client has the last byte before the log has it.
+    pub(crate) fn settle(&self) {
+        let log = self.shared.log.lock().unwrap();
+        let open = |log: &mut Log| log.served.len() < log.arrived.len();
+        let (log, waited) = self.shared.more.wait_timeout_while(log, LIMIT, open).unwrap();
+        assert!(!waited.timed_out(), "{} of {:?} were answered", log.served.len(), log.arrived);
+    }
+
     /// Waits until a request of this kind has arrived.
     pub(crate) fn wait_for(&self, wanted: impl Fn(&Request) -> bool) {
         let log = self.shared.log.lock().unwrap();
