@@ -373,6 +373,11 @@ mod tests {
     fn a_document_survives_the_border() {
         let spec = tiny();
         assert_eq!(ModelSpec::from_json(&spec.to_json()).unwrap(), spec);
+        // Numbers whose nearest neighbours a reader that rounds quickly takes them for.
+        for number in [1.9999997000000002e107, 1e-60, 1e-86] {
+            let spec = ModelSpec { norm_epsilon: number, ..spec.clone() };
+            assert_eq!(ModelSpec::from_json(&spec.to_json()).unwrap(), spec);
+        }
     }
 
     #[test]

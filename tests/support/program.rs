@@ -85,6 +85,7 @@ impl Sandbox {
         command.env("TMPDIR", self.path().join("tmp"));
         command.env("HF_HUB_OFFLINE", "1");
         command.env("TENSORFOLD_PLUGINS_FILE", self.path().join("plugins.toml"));
+        with_signals_at_their_defaults(&mut command);
         Invocation { command, limit: LIMIT }
     }
 
@@ -97,6 +98,22 @@ impl Sandbox {
         found.sort();
         found
     }
+}
+
+/// A shell that runs the tests in the background, or `nohup`, has signals ignored, and a program inherits that and
+/// rightly leaves it so. What these tests show is what happens in a terminal.
+fn with_signals_at_their_defaults(command: &mut Command) {
+    let defaults = || {
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+            // SAFETY: `signal` takes no pointer here and may be called between fork and exec.
+            if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: the closure allocates nothing and calls nothing but `signal`, which is safe in a handler.
+    unsafe { command.pre_exec(defaults) };
 }
 
 fn list(folder: &Path, found: &mut Vec<PathBuf>) {
