@@ -201,6 +201,16 @@ pub trait Device: Sized {
         x: &Self::Rows,
         products: &mut [Product<'_, '_, Self>],
     ) -> DeviceResult;
+    /// Multiplies rows with a router. A device that rounds activations in
+    /// [`Device::multiply`] must not do so here: the result decides which
+    /// experts run, and near ties are common.
+    fn score_experts(
+        &mut self,
+        rows: usize,
+        x: &Self::Rows,
+        router: &Self::Matrix<'_>,
+        out: &mut Self::Rows,
+    ) -> DeviceResult;
     /// `out = x / sqrt(mean(x^2) + epsilon) * weight`.
     fn norm(
         &mut self,

@@ -4,7 +4,7 @@ mod support;
 
 use support::*;
 use tensorfold_kernels::cpu::{Activations, CpuDevice, InstructionSet};
-use tensorfold_kernels::device::{Device, DeviceResult};
+use tensorfold_kernels::device::{Device, DeviceResult, Product};
 use tensorfold_kernels::executor::{Lane, LaneLayer, Observer, Point, Step, StepOutcome};
 use tensorfold_kernels::weights::{ExpertShape, Storage, TensorView, Tensors};
 use tensorfold_plugin_api::sampling::Sampling;
@@ -449,4 +449,48 @@ fn rounded_activations_are_exact_in_their_own_way() {
         let (_, exact) = round(&mut floats, &mut [step(&mut lane, &prompt, 0, 1, WARM)]);
         assert!(exact[0] != reference.unwrap()[0], "{name}: activations were not rounded");
     }
+}
+
+/// Keeps what the first layer's router saw and said.
+#[derive(Default)]
+struct Router([Vec<f32>; 2]);
+
+impl Observer<CpuDevice> for Router {
+    fn observe(
+        &mut self,
+        device: &mut CpuDevice,
+        point: Point,
+        rows: usize,
+        width: usize,
+        values: &Vec<f32>,
+    ) -> DeviceResult {
+        match point {
+            Point::PostNorm(0) => self.0[0] = device.read(rows, width, values)?,
+            Point::RouterLogits(0) => self.0[1] = device.read(rows, width, values)?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn routers_never_see_rounded_activations() {
+    const ROWS: usize = 9;
+    let checkpoint = Checkpoint::open("goldens/tiny-qwen3_5_moe-mlx-4bit", 1009);
+    let tensors = checkpoint.tensors();
+    let device = |activations| CpuDevice::new(1).unwrap().with_activations(activations);
+    let mut executor = executor_of(&checkpoint, &tensors, device(Activations::Int8));
+    let mut lane = executor.open_lane().unwrap();
+    let mut seen = Router::default();
+    executor.round_observed(&mut [step(&mut lane, &text(ROWS), 0, 1, WARM)], &mut seen).unwrap();
+    let Router([x, logits]) = seen;
+    let by_hand = |activations| {
+        let router = tensors.matrix("layers.0.moe.router", 8, x.len() / ROWS).unwrap();
+        let mut out = vec![0.0; logits.len()];
+        let product = Product { matrix: &router, bias: None, out: &mut out };
+        device(activations).multiply(ROWS, &x, &mut [product]).unwrap();
+        out
+    };
+    assert_eq!(logits, by_hand(Activations::F32));
+    assert_ne!(logits, by_hand(Activations::Int8), "this router's codes could be met by rounded activations");
 }

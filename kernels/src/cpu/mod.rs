@@ -222,6 +222,19 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn score_experts(
+        &mut self,
+        rows: usize,
+        x: &Vec<f32>,
+        router: &MatrixView<'_>,
+        out: &mut Vec<f32>,
+    ) -> DeviceResult {
+        let floats = Arithmetic { activations: Activations::F32, ..self.arithmetic() };
+        let product = matmul::Product { weights: router, bias: None, out };
+        matmul::multiply(floats, &mut self.pool, x, rows, &mut [product]);
+        Ok(())
+    }
+
     fn norm(
         &mut self,
         rows: usize,

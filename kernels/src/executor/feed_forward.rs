@@ -75,11 +75,7 @@ impl<D: Device> Pass<'_, D> {
         let Pass { device, w, rows, hidden, observer, .. } = self;
         let (rows, hidden, shape) = (*rows, *hidden, layer.shape);
         let e = &mut w.experts;
-        device.multiply(
-            rows,
-            &w.normed,
-            &mut [Product { matrix: &layer.router, bias: None, out: &mut e.logits }],
-        )?;
+        device.score_experts(rows, &w.normed, &layer.router, &mut e.logits)?;
         observer.observe(device, Point::RouterLogits(index), rows, shape.experts, &e.logits)?;
         device.route(rows, shape.experts, layer.per_row, &e.logits, &mut e.routes)?;
         observer.observe_routes(device, index, &e.routes)?;
