@@ -2,8 +2,10 @@
 //!
 //! MLX's affine form: a matrix `[out, in]` is codes `[out, in * bits / 32]`
 //! with `scales` and `biases` `[out, in / group]`. The table in `config.json`
-//! names bits and group for all modules and, by path, for single ones; the
-//! shapes have the last word, and a table that contradicts them is refused.
+//! names bits and group for all modules and, by path, for single ones. A
+//! module's own entry that contradicts its shapes is refused. For a module
+//! without one the shapes say how it is packed, as for MLX's own reader:
+//! conversions that mix widths do not list every module.
 
 use std::collections::HashMap;
 

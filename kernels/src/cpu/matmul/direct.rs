@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use super::decoders::Decoder;
 use super::layout::LaidOut;
-use super::{Rows, TILE_OUTPUTS, Vector};
+use super::{Rows, TILE_OUTPUTS, Vector, store_sums};
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tiles::Tile;
 
@@ -57,14 +57,7 @@ impl<D: Decoder> Direct<'_, '_, D> {
         let mut output = 0;
         while output + O <= self.outputs {
             let total = tile::<S, D, O, R>(s, self.weights, &rows, output);
-            for r in 0..R {
-                let mut lanes = [s.zero(); TILE_OUTPUTS];
-                for o in 0..O {
-                    lanes[o] = total[o][r];
-                }
-                let out = &mut self.out.row(row + r)[output..output + O];
-                out.copy_from_slice(&s.sum_four(lanes)[..O]);
-            }
+            store_sums(s, &total, self.out, row, output);
             output += O;
         }
         while output < self.outputs {

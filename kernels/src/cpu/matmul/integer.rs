@@ -13,7 +13,7 @@
 #![expect(clippy::needless_range_loop, reason = "loops over registers by index stay parallel to each other")]
 
 use super::decoders::Scales;
-use super::{Rows, TILE_OUTPUTS, UNIT, Vector, ZERO};
+use super::{Rows, TILE_OUTPUTS, UNIT, Vector, ZERO, store_sums};
 use crate::cpu::pool::Pool;
 use crate::cpu::simd::{BLOCK, InstructionSet, IntegerKernel, Integers, Kernel, LANES, Simd};
 use crate::cpu::tiles::{Chunks, Tile};
@@ -287,14 +287,7 @@ impl Integer<'_, '_> {
         let mut output = 0;
         while output + O <= self.outputs {
             let total = self.tile::<I, O, R>(i, codes, scales, row, output);
-            for r in 0..R {
-                let mut lanes = [s.zero(); TILE_OUTPUTS];
-                for o in 0..O {
-                    lanes[o] = total[o][r];
-                }
-                let out = &mut self.out.row(row + r)[output..output + O];
-                out.copy_from_slice(&s.sum_four(lanes)[..O]);
-            }
+            store_sums(s, &total, self.out, row, output);
             output += O;
         }
         while output < self.outputs {

@@ -201,6 +201,25 @@ pub(crate) fn multiply(
     });
 }
 
+/// Puts the sums of a tile's lanes, `O` outputs of `R` rows, where they belong.
+#[expect(clippy::needless_range_loop, reason = "loops over registers by index stay parallel to each other")]
+#[inline(always)]
+fn store_sums<S: Simd, const O: usize, const R: usize>(
+    s: S,
+    total: &[[S::F; R]; O],
+    out: &mut Tile<'_>,
+    row: usize,
+    output: usize,
+) {
+    for r in 0..R {
+        let mut lanes = [s.zero(); TILE_OUTPUTS];
+        for o in 0..O {
+            lanes[o] = total[o][r];
+        }
+        out.row(row + r)[output..output + O].copy_from_slice(&s.sum_four(lanes)[..O]);
+    }
+}
+
 /// How many outputs a task computes: few enough to keep every thread busy and
 /// a panel in the cache. The bits of results do not depend on it.
 fn task_outputs(rows: usize, columns: usize, outputs: usize, threads: usize) -> usize {

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use super::decoders::Decoder;
 use super::layout::LaidOut;
-use super::{Rows, TILE_OUTPUTS, Vector, ZERO};
+use super::{Rows, Vector, ZERO, store_sums};
 use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tiles::Tile;
 
@@ -80,14 +80,7 @@ impl Panel<'_, '_> {
         let mut output = 0;
         while output + O <= outputs {
             let total = tile::<S, O, R>(s, &self.panel[output * vectors..], vectors, &rows);
-            for r in 0..R {
-                let mut lanes = [s.zero(); TILE_OUTPUTS];
-                for o in 0..O {
-                    lanes[o] = total[o][r];
-                }
-                let out = &mut self.out.row(row + r)[output..output + O];
-                out.copy_from_slice(&s.sum_four(lanes)[..O]);
-            }
+            store_sums(s, &total, self.out, row, output);
             output += O;
         }
         while output < outputs {
