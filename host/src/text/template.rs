@@ -104,20 +104,22 @@ fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let tag = &rest[start + 2..start + length];
+        // What ends the tag stands after what begins it: `{%}` is no tag.
+        let (before, inner) = rest.split_at(start + 2);
+        let Some(length) = inner.find("%}") else { break };
+        let tag = &inner[..length];
         let replacement = match tag.trim_matches(['-', '+']).trim() {
             "generation" => Some(("generation", "if true")),
             "endgeneration" => Some(("endgeneration", "endif")),
             _ => None,
         };
-        out.push_str(&rest[..start + 2]);
+        out.push_str(before);
         match replacement {
             Some((from, to)) => out.push_str(&tag.replacen(from, to, 1)),
             None => out.push_str(tag),
         }
         out.push_str("%}");
-        rest = &rest[start + length + 2..];
+        rest = &inner[length + 2..];
     }
     out.push_str(rest);
     out
@@ -317,6 +319,9 @@ mod tests {
     fn training_marks_are_ignored() {
         let source = "a{%- generation -%} b {%- endgeneration %}{% if x %}c{% endif %}";
         assert_eq!(render(source, json!({ "x": true })).unwrap(), "abc");
+        for broken in ["{%}", "{%", "{%%}", "{%{%}", "{%}{% generation %}"] {
+            assert!(ChatTemplate::compile(broken).is_err(), "{broken}");
+        }
     }
 
     #[test]
