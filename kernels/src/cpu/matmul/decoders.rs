@@ -6,6 +6,10 @@ use super::UNIT;
 use crate::cpu::simd::{Kernel, LANES, Simd};
 use crate::weights::{ElementType, MatrixView, Storage};
 
+/// How far ahead scales are asked for: a task reads so few of them that the
+/// machine's own prefetcher has hardly begun.
+const PREFETCH: usize = 2048;
+
 /// Unpacks the weights of a unit of 32 inputs.
 pub(super) trait Decoder {
     /// Bytes of a unit.
@@ -163,8 +167,10 @@ impl Kernel for ReadScales<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        self.room.clear();
-        let Storage::Affine { packing, element, scales, biases, .. } = self.weights.storage else { return };
+        let Storage::Affine { packing, element, scales, biases, .. } = self.weights.storage else {
+            self.room.clear();
+            return;
+        };
         let groups = self.weights.columns / packing.group as usize;
         let count = self.outputs.len() * groups;
         self.room.resize(2 * count, 0.0);
@@ -176,31 +182,28 @@ impl Kernel for ReadScales<'_, '_> {
     }
 }
 
-/// Little-endian floats of any type as `f32`, sixteen at a time.
+/// Little-endian floats of any type as `f32`.
 #[inline(always)]
 fn floats_into<S: Simd>(s: S, element: ElementType, bytes: &[u8], out: &mut [f32]) {
-    let vector = LANES * element.bytes();
-    for (bytes, out) in bytes.chunks(vector).zip(out.chunks_mut(LANES)) {
-        let mut padded = [0; 4 * LANES];
-        let bytes = if bytes.len() == vector {
-            bytes
-        } else {
-            padded[..bytes.len()].copy_from_slice(bytes);
-            &padded[..vector]
-        };
-        let floats = match element {
-            ElementType::F32 => s.load_f32(bytes.first_chunk().expect("a whole vector")),
-            ElementType::Bf16 => s.load_bf16(bytes.first_chunk().expect("a whole vector")),
-            ElementType::F16 => s.load_f16(bytes.first_chunk().expect("a whole vector")),
-            ElementType::U32 => s.zero(),
-        };
-        match out.first_chunk_mut() {
-            Some(out) => s.store(floats, out),
-            None => {
-                let mut lanes = [0.0; LANES];
-                s.store(floats, &mut lanes);
-                out.copy_from_slice(&lanes[..out.len()]);
+    macro_rules! convert {
+        ($load:ident, $size:literal) => {{
+            let (whole, rest) = bytes.as_chunks::<{ $size * LANES }>();
+            let (vectors, last) = out.as_chunks_mut::<LANES>();
+            for (bytes, out) in whole.iter().zip(vectors) {
+                s.prefetch(bytes.as_ptr().wrapping_add(PREFETCH));
+                s.store(s.$load(bytes), out);
             }
-        }
+            let mut padded = [0; $size * LANES];
+            padded[..rest.len()].copy_from_slice(rest);
+            let mut lanes = [0.0; LANES];
+            s.store(s.$load(&padded), &mut lanes);
+            last.copy_from_slice(&lanes[..last.len()]);
+        }};
+    }
+    match element {
+        ElementType::F32 => convert!(load_f32, 4),
+        ElementType::Bf16 => convert!(load_bf16, 2),
+        ElementType::F16 => convert!(load_f16, 2),
+        ElementType::U32 => out.fill(0.0),
     }
 }

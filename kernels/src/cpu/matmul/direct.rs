@@ -11,7 +11,7 @@ use crate::cpu::simd::{Kernel, Simd};
 use crate::cpu::tiles::Tile;
 
 /// Bytes of a cache line.
-const CACHE_LINE: usize = 64;
+pub(super) const CACHE_LINE: usize = 64;
 /// How far ahead weights are asked for. The streams of a tile lie in one page
 /// and take turns, which hides them from the machine's own prefetcher; what
 /// follows a tile in memory is the next one.

@@ -143,7 +143,12 @@ pub(crate) fn multiply(
     let columns = first.weights.columns;
     let outputs: usize = products.iter().map(|product| product.weights.rows).sum();
     let parallel = rows * columns * outputs >= PARALLEL_WORK;
-    let task_outputs = task_outputs(rows, columns, outputs, pool.threads());
+    let panels = products.iter().any(|product| arithmetic.rounded(product.weights).is_some())
+        && integer::takes_panel(rows);
+    let task_outputs = match task_outputs(rows, columns, outputs, pool.threads()) {
+        few if panels => few.next_multiple_of(integer::SPAN_OUTPUTS),
+        few => few,
+    };
     let mut laid_out: Vec<LaidOut> = Vec::new();
     let mut rounded: Vec<Rounded> = Vec::new();
     for product in products.iter() {
@@ -252,23 +257,15 @@ impl Kernel for Task<'_, '_, '_> {
     fn run<S: Simd>(self, s: S) {
         let Task { set, weights, x, rows, outputs, out, scratch } = self;
         let Scratch { scales, panel, room } = scratch;
-        s.run(ReadScales { weights, outputs: outputs.clone(), room: scales });
-        let (Storage::Plain { bytes, .. } | Storage::Affine { codes: bytes, .. }) = weights.storage;
-        let weights_of = Rows {
-            bytes,
-            row_bytes: bytes.len() / weights.rows.max(1),
-            scales: Scales::new(weights, scales),
-            first: outputs.start,
-            units: weights.columns.div_ceil(UNIT),
-        };
         let x = match x {
             Input::Floats(x) => x,
             Input::Rounded(x) => {
-                let outputs = outputs.len();
-                set.run_integers(Integer { weights: &weights_of, x, rows, outputs, room, out });
+                set.run_integers(Integer { weights, outputs, x, rows, scales, room, out });
                 return;
             }
         };
+        s.run(ReadScales { weights, outputs: outputs.clone(), room: scales });
+        let weights_of = Rows::new(weights, scales, outputs.start);
         let job = Job { weights: &weights_of, x, rows, outputs: outputs.len(), panel, out };
         match weights.storage {
             Storage::Plain { element, .. } => match element {
@@ -325,7 +322,19 @@ struct Rows<'a> {
     units: usize,
 }
 
-impl Rows<'_> {
+impl<'a> Rows<'a> {
+    /// Those from output `first` on, whose scales [`ReadScales`] left in `scales`.
+    fn new(weights: &MatrixView<'a>, scales: &'a [f32], first: usize) -> Rows<'a> {
+        let (Storage::Plain { bytes, .. } | Storage::Affine { codes: bytes, .. }) = weights.storage;
+        Rows {
+            bytes,
+            row_bytes: bytes.len() / weights.rows.max(1),
+            scales: Scales::new(weights, scales),
+            first,
+            units: weights.columns.div_ceil(UNIT),
+        }
+    }
+
     /// The weights of output `output`, and whatever comes after them: units may
     /// be read in windows longer than they are.
     #[inline(always)]

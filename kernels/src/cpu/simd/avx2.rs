@@ -152,6 +152,46 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn largest(self, a: Self::F) -> f32 {
+        intrinsics!({
+            let eight = _mm256_max_ps(a.0, a.1);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        })
+    }
+
+    #[inline(always)]
+    fn to_bytes(self, a: Self::F) -> [i8; LANES] {
+        intrinsics!({
+            let (low, high) = (near_words(a.0), near_words(a.1));
+            // Packing takes quarters in turn: the order is put right between the two.
+            let halves = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(low, high));
+            let packed =
+                _mm_packs_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+            let mut bytes = [0; LANES];
+            _mm_storeu_si128(bytes.as_mut_ptr().cast(), packed);
+            bytes
+        })
+    }
+
+    #[inline(always)]
+    fn quarters(self, [a, b, c, d]: [&[f32; 4]; 4]) -> Self::F {
+        intrinsics!((
+            _mm256_set_m128(_mm_loadu_ps(b.as_ptr()), _mm_loadu_ps(a.as_ptr())),
+            _mm256_set_m128(_mm_loadu_ps(d.as_ptr()), _mm_loadu_ps(c.as_ptr())),
+        ))
+    }
+
+    #[inline(always)]
+    fn repeat(self, four: &[f32; 4]) -> Self::F {
+        intrinsics!({
+            let two = _mm256_broadcast_ps(&_mm_loadu_ps(four.as_ptr()));
+            (two, two)
+        })
+    }
+
+    #[inline(always)]
     fn prefetch(self, address: *const u8) {
         // A prefetch is a hint: it never faults and reads nothing that a program could see.
         intrinsics!(_mm_prefetch::<_MM_HINT_T0>(address.cast()));
@@ -208,6 +248,16 @@ impl Simd for Avx2 {
             _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().add(16).cast())),
         ))
     }
+}
+
+/// The nearest integers from -127 to 127, zero for what is not a number.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn near_words(a: __m256) -> __m256i {
+    let near = _mm256_max_ps(_mm256_min_ps(a, _mm256_set1_ps(127.0)), _mm256_set1_ps(-127.0));
+    let rounded = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(near);
+    let numbers = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(a, a));
+    _mm256_and_si256(_mm256_cvtps_epi32(rounded), numbers)
 }
 
 /// Sixteen bytes as floats.

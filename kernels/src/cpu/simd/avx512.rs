@@ -147,6 +147,46 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn largest(self, a: Self::F) -> f32 {
+        intrinsics!(_mm512_reduce_max_ps(a))
+    }
+
+    #[inline(always)]
+    fn to_bytes(self, a: Self::F) -> [i8; LANES] {
+        intrinsics!({
+            let numbers = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(a, a);
+            let near = _mm512_max_ps(_mm512_min_ps(a, _mm512_set1_ps(127.0)), _mm512_set1_ps(-127.0));
+            let words = _mm512_maskz_cvt_roundps_epi32::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(
+                numbers, near,
+            );
+            let mut bytes = [0; LANES];
+            _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(words));
+            bytes
+        })
+    }
+
+    #[inline(always)]
+    fn quarters(self, [a, b, c, d]: [&[f32; 4]; 4]) -> Self::F {
+        intrinsics!({
+            let ab = _mm256_insertf128_ps::<1>(
+                _mm256_castps128_ps256(_mm_loadu_ps(a.as_ptr())),
+                _mm_loadu_ps(b.as_ptr()),
+            );
+            let cd = _mm256_insertf128_ps::<1>(
+                _mm256_castps128_ps256(_mm_loadu_ps(c.as_ptr())),
+                _mm_loadu_ps(d.as_ptr()),
+            );
+            let ab = _mm512_castps_pd(_mm512_castps256_ps512(ab));
+            _mm512_castpd_ps(_mm512_insertf64x4::<1>(ab, _mm256_castps_pd(cd)))
+        })
+    }
+
+    #[inline(always)]
+    fn repeat(self, four: &[f32; 4]) -> Self::F {
+        intrinsics!(_mm512_broadcast_f32x4(_mm_loadu_ps(four.as_ptr())))
+    }
+
+    #[inline(always)]
     fn prefetch(self, address: *const u8) {
         // A prefetch is a hint: it never faults and reads nothing that a program could see.
         intrinsics!(_mm_prefetch::<_MM_HINT_T0>(address.cast()));

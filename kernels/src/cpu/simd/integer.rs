@@ -11,32 +11,35 @@ use std::arch::x86_64::*;
 use super::{Avx2, Avx512};
 use super::{InstructionSet, LANES, Portable, Simd};
 
-/// Bytes of sixteen units of 32 codes.
-pub(crate) const BLOCK: usize = 32 * LANES;
-
 /// A computation that is compiled once for each implementation.
 pub(crate) trait IntegerKernel {
     /// As [`Kernel::run`](super::Kernel::run).
     fn run<I: Integers>(self, integers: I);
 }
 
-/// Dot products of sixteen units at a time: one sum in each lane.
+/// Sixteen sums of products of four codes and four activations.
 pub(crate) trait Integers: Copy + Send + Sync + 'static {
     /// The operations on floats beside them.
     type Floats: Simd;
-    /// Sixteen 32-bit integers.
+    /// Sixteen 32-bit integers, or 64 bytes.
     type I: Copy;
 
     fn floats(self) -> Self::Floats;
     fn zero(self) -> Self::I;
+    fn load_codes(self, codes: &[u8; 64]) -> Self::I;
+    /// The lower halves of 64 bytes, then the upper ones.
+    fn load_nibbles(self, codes: &[u8; 64]) -> (Self::I, Self::I);
+    fn load_x(self, x: &[i8; 64]) -> Self::I;
+    /// Four activations, sixteen times.
+    fn splat_x(self, x: &[i8; 4]) -> Self::I;
     /// Adds to each lane the products of its four codes and activations.
-    fn add(self, sum: Self::I, codes: &[u8; 64], x: &[i8; 64]) -> Self::I;
+    fn dot(self, sum: Self::I, codes: Self::I, x: Self::I) -> Self::I;
+    /// The sums of the first and second, and of the third and last quarter of
+    /// `first`, then of `second`.
+    fn join_halves(self, first: Self::I, second: Self::I) -> Self::I;
+    /// The sums of the quarters of the first vector, then of the others.
+    fn sum_quarters(self, vectors: [Self::I; 4]) -> Self::I;
     fn to_floats(self, sums: Self::I) -> <Self::Floats as Simd>::F;
-    /// The sums of `pairs` times two units of packed codes of four bits.
-    /// Activations lie pair by pair: the even ones of both, then the odd ones.
-    fn nibbles(self, pairs: usize, codes: &[u8; BLOCK / 2], x: &[i8; BLOCK]) -> Self::I;
-    /// The sums of `pairs` times two units of codes of eight bits.
-    fn bytes(self, pairs: usize, codes: &[u8; BLOCK], x: &[i8; BLOCK]) -> Self::I;
 }
 
 impl InstructionSet {
@@ -55,6 +58,11 @@ impl InstructionSet {
     }
 }
 
+/// Sixteen integers as the 64 bytes that they were loaded from.
+fn bytes_of(lanes: [i32; LANES]) -> [[u8; 4]; LANES] {
+    lanes.map(i32::to_le_bytes)
+}
+
 impl Integers for Portable {
     type Floats = Portable;
     type I = [i32; LANES];
@@ -70,42 +78,51 @@ impl Integers for Portable {
     }
 
     #[inline(always)]
-    fn add(self, mut sum: Self::I, codes: &[u8; 64], x: &[i8; 64]) -> Self::I {
-        let words = codes.as_chunks::<4>().0.iter().zip(x.as_chunks::<4>().0);
-        for (sum, (codes, x)) in sum.iter_mut().zip(words) {
-            for (&code, &x) in codes.iter().zip(x) {
-                *sum += i32::from(code) * i32::from(x);
-            }
-        }
-        sum
+    fn load_codes(self, codes: &[u8; 64]) -> Self::I {
+        let words = codes.as_chunks().0;
+        std::array::from_fn(|lane| i32::from_le_bytes(words[lane]))
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, codes: &[u8; 64]) -> (Self::I, Self::I) {
+        (self.load_codes(&codes.map(|byte| byte & 15)), self.load_codes(&codes.map(|byte| byte >> 4)))
+    }
+
+    #[inline(always)]
+    fn load_x(self, x: &[i8; 64]) -> Self::I {
+        self.load_codes(&x.map(|x| x as u8))
+    }
+
+    #[inline(always)]
+    fn splat_x(self, x: &[i8; 4]) -> Self::I {
+        [i32::from_le_bytes(x.map(|x| x as u8)); LANES]
+    }
+
+    #[inline(always)]
+    fn dot(self, sum: Self::I, codes: Self::I, x: Self::I) -> Self::I {
+        let (codes, x) = (bytes_of(codes), bytes_of(x));
+        std::array::from_fn(|lane| {
+            let pairs = codes[lane].iter().zip(&x[lane]);
+            sum[lane] + pairs.map(|(&code, &x)| i32::from(code) * i32::from(x as i8)).sum::<i32>()
+        })
+    }
+
+    #[inline(always)]
+    fn join_halves(self, first: Self::I, second: Self::I) -> Self::I {
+        std::array::from_fn(|lane| {
+            let (vector, half) = (if lane < 8 { first } else { second }, lane % 8 / 4 * 8);
+            vector[half + lane % 4] + vector[half + 4 + lane % 4]
+        })
+    }
+
+    #[inline(always)]
+    fn sum_quarters(self, vectors: [Self::I; 4]) -> Self::I {
+        std::array::from_fn(|lane| vectors[lane / 4].as_chunks::<4>().0[lane % 4].iter().sum())
     }
 
     #[inline(always)]
     fn to_floats(self, sums: Self::I) -> [f32; LANES] {
         sums.map(|sum| sum as f32)
-    }
-
-    #[inline(always)]
-    fn nibbles(self, pairs: usize, codes: &[u8; BLOCK / 2], x: &[i8; BLOCK]) -> Self::I {
-        let mut sums = [0; LANES];
-        let units = sums.chunks_exact_mut(2).zip(codes.as_chunks::<32>().0).zip(x.as_chunks::<64>().0);
-        for ((sums, codes), x) in units.take(pairs) {
-            for (byte, code) in codes.iter().enumerate() {
-                sums[byte / 16] += i32::from(code & 15) * i32::from(x[byte]);
-                sums[byte / 16] += i32::from(code >> 4) * i32::from(x[32 + byte]);
-            }
-        }
-        sums
-    }
-
-    #[inline(always)]
-    fn bytes(self, pairs: usize, codes: &[u8; BLOCK], x: &[i8; BLOCK]) -> Self::I {
-        let mut sums = [0; LANES];
-        let units = sums.iter_mut().zip(codes.as_chunks::<32>().0).zip(x.as_chunks::<32>().0);
-        for ((sum, codes), x) in units.take(2 * pairs) {
-            *sum = codes.iter().zip(x).map(|(&code, &x)| i32::from(code) * i32::from(x)).sum();
-        }
-        sums
     }
 }
 
@@ -150,14 +167,15 @@ fn four_products(codes: __m256i, x: __m256i) -> __m256i {
     _mm256_add_epi32(even, odd)
 }
 
-/// The sum of each half's four lanes.
+/// The sums of quarters 0 and 1, then of 2 and 3.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 #[inline]
-fn sum_halves(lanes: __m256i) -> [i32; 2] {
-    let two = _mm256_add_epi32(lanes, _mm256_shuffle_epi32::<0b01_00_11_10>(lanes));
-    let one = _mm256_add_epi32(two, _mm256_shuffle_epi32::<0b10_11_00_01>(two));
-    [_mm256_extract_epi32::<0>(one), _mm256_extract_epi32::<4>(one)]
+fn join_pairs((low, high): (__m256i, __m256i)) -> __m256i {
+    _mm256_add_epi32(
+        _mm256_permute2x128_si256::<0x20>(low, high),
+        _mm256_permute2x128_si256::<0x31>(low, high),
+    )
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -176,58 +194,66 @@ impl Integers for Avx2Integers {
     }
 
     #[inline(always)]
-    fn add(self, sum: Self::I, codes: &[u8; 64], x: &[i8; 64]) -> Self::I {
+    fn load_codes(self, codes: &[u8; 64]) -> Self::I {
+        let codes = codes.as_ptr().cast::<__m256i>();
+        intrinsics!((_mm256_loadu_si256(codes), _mm256_loadu_si256(codes.add(1))))
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, codes: &[u8; 64]) -> (Self::I, Self::I) {
+        let (low, high) = self.load_codes(codes);
         intrinsics!({
-            let (codes, x) = (codes.as_ptr().cast::<__m256i>(), x.as_ptr().cast::<__m256i>());
-            let low = four_products(_mm256_loadu_si256(codes), _mm256_loadu_si256(x));
-            let high = four_products(_mm256_loadu_si256(codes.add(1)), _mm256_loadu_si256(x.add(1)));
-            (_mm256_add_epi32(sum.0, low), _mm256_add_epi32(sum.1, high))
+            let mask = _mm256_set1_epi8(15);
+            let upper = (_mm256_srli_epi16::<4>(low), _mm256_srli_epi16::<4>(high));
+            (
+                (_mm256_and_si256(low, mask), _mm256_and_si256(high, mask)),
+                (_mm256_and_si256(upper.0, mask), _mm256_and_si256(upper.1, mask)),
+            )
+        })
+    }
+
+    #[inline(always)]
+    fn load_x(self, x: &[i8; 64]) -> Self::I {
+        let x = x.as_ptr().cast::<__m256i>();
+        intrinsics!((_mm256_loadu_si256(x), _mm256_loadu_si256(x.add(1))))
+    }
+
+    #[inline(always)]
+    fn splat_x(self, x: &[i8; 4]) -> Self::I {
+        let x = intrinsics!(_mm256_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8))));
+        (x, x)
+    }
+
+    #[inline(always)]
+    fn dot(self, sum: Self::I, codes: Self::I, x: Self::I) -> Self::I {
+        intrinsics!((
+            _mm256_add_epi32(sum.0, four_products(codes.0, x.0)),
+            _mm256_add_epi32(sum.1, four_products(codes.1, x.1))
+        ))
+    }
+
+    #[inline(always)]
+    fn join_halves(self, first: Self::I, second: Self::I) -> Self::I {
+        intrinsics!((join_pairs(first), join_pairs(second)))
+    }
+
+    #[inline(always)]
+    fn sum_quarters(self, [a, b, c, d]: [Self::I; 4]) -> Self::I {
+        intrinsics!({
+            // Each half holds the sums of one quarter of all four vectors: 0 and 1, then 2 and 3.
+            let low = _mm256_hadd_epi32(_mm256_hadd_epi32(a.0, b.0), _mm256_hadd_epi32(c.0, d.0));
+            let high = _mm256_hadd_epi32(_mm256_hadd_epi32(a.1, b.1), _mm256_hadd_epi32(c.1, d.1));
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            (
+                _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi32(low, high), order),
+                _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi32(low, high), order),
+            )
         })
     }
 
     #[inline(always)]
     fn to_floats(self, sums: Self::I) -> (__m256, __m256) {
         intrinsics!((_mm256_cvtepi32_ps(sums.0), _mm256_cvtepi32_ps(sums.1)))
-    }
-
-    #[inline(always)]
-    fn nibbles(self, pairs: usize, codes: &[u8; BLOCK / 2], x: &[i8; BLOCK]) -> Self::I {
-        let mut sums = [0; LANES];
-        let units = sums.as_chunks_mut::<2>().0.iter_mut().zip(codes.as_chunks::<32>().0);
-        for ((sums, codes), x) in units.zip(x.as_chunks::<64>().0).take(pairs) {
-            *sums = intrinsics!({
-                let codes = _mm256_loadu_si256(codes.as_ptr().cast());
-                let mask = _mm256_set1_epi8(15);
-                let (low, high) =
-                    (_mm256_and_si256(codes, mask), _mm256_and_si256(_mm256_srli_epi16::<4>(codes), mask));
-                let x = x.as_ptr().cast::<__m256i>();
-                sum_halves(_mm256_add_epi32(
-                    four_products(low, _mm256_loadu_si256(x)),
-                    four_products(high, _mm256_loadu_si256(x.add(1))),
-                ))
-            });
-        }
-        intrinsics!((
-            _mm256_loadu_si256(sums.as_ptr().cast()),
-            _mm256_loadu_si256(sums.as_ptr().add(8).cast())
-        ))
-    }
-
-    #[inline(always)]
-    fn bytes(self, pairs: usize, codes: &[u8; BLOCK], x: &[i8; BLOCK]) -> Self::I {
-        let mut sums = [0; LANES];
-        let units = sums.iter_mut().zip(codes.as_chunks::<32>().0).zip(x.as_chunks::<32>().0);
-        for ((sum, codes), x) in units.take(2 * pairs) {
-            *sum = intrinsics!({
-                let codes = _mm256_loadu_si256(codes.as_ptr().cast());
-                let [a, b] = sum_halves(four_products(codes, _mm256_loadu_si256(x.as_ptr().cast())));
-                a + b
-            });
-        }
-        intrinsics!((
-            _mm256_loadu_si256(sums.as_ptr().cast()),
-            _mm256_loadu_si256(sums.as_ptr().add(8).cast())
-        ))
     }
 }
 
@@ -254,20 +280,6 @@ impl Vnni {
     }
 }
 
-/// Sums of sixteen units, of which each quarter of a vector holds one: first
-/// of `vectors[0]`, then of `vectors[1]` and so on.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn sum_quarters([a, b, c, d]: [__m512i; 4]) -> __m512i {
-    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-    // Lane 4 q + v of this is the sum of quarter q of vector v.
-    let sums = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
-    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    _mm512_permutexvar_epi32(order, sums)
-}
-
 #[cfg(target_arch = "x86_64")]
 impl Integers for Vnni {
     type Floats = Avx512;
@@ -284,69 +296,56 @@ impl Integers for Vnni {
     }
 
     #[inline(always)]
-    fn add(self, sum: __m512i, codes: &[u8; 64], x: &[i8; 64]) -> __m512i {
-        intrinsics!(_mm512_dpbusd_epi32(
-            sum,
-            _mm512_loadu_si512(codes.as_ptr().cast()),
-            _mm512_loadu_si512(x.as_ptr().cast())
+    fn load_codes(self, codes: &[u8; 64]) -> __m512i {
+        intrinsics!(_mm512_loadu_si512(codes.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, codes: &[u8; 64]) -> (__m512i, __m512i) {
+        let codes = self.load_codes(codes);
+        intrinsics!({
+            let mask = _mm512_set1_epi8(15);
+            (_mm512_and_si512(codes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(codes), mask))
+        })
+    }
+
+    #[inline(always)]
+    fn load_x(self, x: &[i8; 64]) -> __m512i {
+        intrinsics!(_mm512_loadu_si512(x.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn splat_x(self, x: &[i8; 4]) -> __m512i {
+        intrinsics!(_mm512_set1_epi32(i32::from_le_bytes(x.map(|x| x as u8))))
+    }
+
+    #[inline(always)]
+    fn dot(self, sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        intrinsics!(_mm512_dpbusd_epi32(sum, codes, x))
+    }
+
+    #[inline(always)]
+    fn join_halves(self, first: __m512i, second: __m512i) -> __m512i {
+        intrinsics!(_mm512_add_epi32(
+            _mm512_shuffle_i32x4::<0b10_00_10_00>(first, second),
+            _mm512_shuffle_i32x4::<0b11_01_11_01>(first, second),
         ))
+    }
+
+    #[inline(always)]
+    fn sum_quarters(self, [a, b, c, d]: [__m512i; 4]) -> __m512i {
+        intrinsics!({
+            let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+            // Lane 4 q + v of this is the sum of quarter q of vector v.
+            let sums = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            _mm512_permutexvar_epi32(order, sums)
+        })
     }
 
     #[inline(always)]
     fn to_floats(self, sums: __m512i) -> __m512 {
         intrinsics!(_mm512_cvtepi32_ps(sums))
-    }
-
-    #[inline(always)]
-    fn nibbles(self, pairs: usize, codes: &[u8; BLOCK / 2], x: &[i8; BLOCK]) -> __m512i {
-        let mut quarters = [self.zero(); 4];
-        let (codes, x) = (codes.as_chunks::<32>().0, x.as_chunks::<64>().0);
-        for four in 0..4 {
-            if 2 * four >= pairs {
-                break;
-            }
-            quarters[four] = intrinsics!({
-                // Quarters of a product: first unit even, second even, first odd, second odd.
-                let mask = _mm512_set1_epi8(15);
-                let zero = _mm512_setzero_si512();
-                let a = _mm256_loadu_si256(codes[2 * four].as_ptr().cast());
-                let b = _mm256_loadu_si256(codes[2 * four + 1].as_ptr().cast());
-                let a = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(a), _mm256_srli_epi16::<4>(a));
-                let b = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(b), _mm256_srli_epi16::<4>(b));
-                let x_a = _mm512_loadu_si512(x[2 * four].as_ptr().cast());
-                let x_b = _mm512_loadu_si512(x[2 * four + 1].as_ptr().cast());
-                let a = _mm512_dpbusd_epi32(zero, _mm512_and_si512(a, mask), x_a);
-                let b = _mm512_dpbusd_epi32(zero, _mm512_and_si512(b, mask), x_b);
-                _mm512_add_epi32(
-                    _mm512_shuffle_i32x4::<0b01_00_01_00>(a, b),
-                    _mm512_shuffle_i32x4::<0b11_10_11_10>(a, b),
-                )
-            });
-        }
-        intrinsics!(sum_quarters(quarters))
-    }
-
-    #[inline(always)]
-    fn bytes(self, pairs: usize, codes: &[u8; BLOCK], x: &[i8; BLOCK]) -> __m512i {
-        let mut quarters = [self.zero(); 4];
-        let (codes, x) = (codes.as_chunks::<64>().0, x.as_chunks::<64>().0);
-        for four in 0..4 {
-            if 2 * four >= pairs {
-                break;
-            }
-            quarters[four] = intrinsics!({
-                // Quarters of a product: first unit twice, second unit twice.
-                let zero = _mm512_setzero_si512();
-                let a = _mm512_loadu_si512(codes[2 * four].as_ptr().cast());
-                let b = _mm512_loadu_si512(codes[2 * four + 1].as_ptr().cast());
-                let a = _mm512_dpbusd_epi32(zero, a, _mm512_loadu_si512(x[2 * four].as_ptr().cast()));
-                let b = _mm512_dpbusd_epi32(zero, b, _mm512_loadu_si512(x[2 * four + 1].as_ptr().cast()));
-                _mm512_add_epi32(
-                    _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b),
-                    _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b),
-                )
-            });
-        }
-        intrinsics!(sum_quarters(quarters))
     }
 }

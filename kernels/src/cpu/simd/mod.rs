@@ -21,7 +21,7 @@ mod portable;
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
-pub(crate) use integer::{BLOCK, IntegerKernel, Integers};
+pub(crate) use integer::{IntegerKernel, Integers};
 pub(crate) use portable::Portable;
 
 /// Lanes of a vector.
@@ -71,6 +71,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Four sums as [`Simd::sum`] forms them.
     fn sum_four(self, vectors: [Self::F; 4]) -> [f32; 4];
+
+    /// The largest lane; none may be less than zero or not a number.
+    fn largest(self, a: Self::F) -> f32;
+    /// To the nearest integers from -127 to 127, ties to even; what is not a
+    /// number becomes zero.
+    fn to_bytes(self, a: Self::F) -> [i8; LANES];
+    /// Four times four floats side by side.
+    fn quarters(self, parts: [&[f32; 4]; 4]) -> Self::F;
+    /// Four floats, four times.
+    fn repeat(self, four: &[f32; 4]) -> Self::F;
 
     /// Asks for the cache line at `address`, whatever is there.
     fn prefetch(self, address: *const u8);
@@ -268,9 +278,19 @@ mod tests {
                 s.load_f16(half),
             ];
             let four = [a, b, s.mul(a, b), s.add(a, b)];
+            let quarters = self.a.as_chunks::<4>().0;
+            let vectors = vectors.into_iter().chain([
+                s.quarters([&quarters[2], &quarters[0], &quarters[3], &quarters[1]]),
+                s.repeat(&quarters[1]),
+            ]);
             let mut out: Vec<u32> = s.sum_four(four).map(f32::to_bits).into();
             out.extend(four.map(|vector| s.sum(vector).to_bits()));
             assert_eq!(out[..4], out[4..]);
+            out.push(s.largest(s.max(a, s.zero())).to_bits());
+            let not_a_number = s.div(s.zero(), s.zero());
+            for vector in [a, b, s.mul(a, a), s.splat(0.5), s.div(a, s.zero()), not_a_number] {
+                out.extend(s.to_bytes(vector).map(|byte| byte as u32));
+            }
             for vector in vectors {
                 let mut lanes = [0.0; 16];
                 s.store(vector, &mut lanes);

@@ -107,6 +107,27 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn largest(self, a: Self::F) -> f32 {
+        a.into_iter().fold(0.0, |largest, lane| if lane > largest { lane } else { largest })
+    }
+
+    #[inline(always)]
+    fn to_bytes(self, a: Self::F) -> [i8; LANES] {
+        // The conversion turns what is not a number into zero.
+        a.map(|a| a.round_ties_even().clamp(-127.0, 127.0) as i8)
+    }
+
+    #[inline(always)]
+    fn quarters(self, parts: [&[f32; 4]; 4]) -> Self::F {
+        std::array::from_fn(|lane| parts[lane / 4][lane % 4])
+    }
+
+    #[inline(always)]
+    fn repeat(self, four: &[f32; 4]) -> Self::F {
+        std::array::from_fn(|lane| four[lane % 4])
+    }
+
+    #[inline(always)]
     fn prefetch(self, _: *const u8) {}
 
     #[inline(always)]
