@@ -7,6 +7,10 @@
 //! of a row do not depend on the other rows, on how the text was split into
 //! calls, or on whether one thread did all parts or several shared them.
 
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::pool::Pool;
@@ -19,6 +23,10 @@ pub(crate) const PAGE: usize = 64;
 const PART_PAGES: usize = 8;
 /// Vectors that hold a page's scores.
 const PAGE_VECTORS: usize = PAGE / LANES;
+/// Most rows that work through the pages together.
+const BLOCK_ROWS: usize = 16;
+/// Tasks for each thread, so that a thread that is held up delays nobody.
+const TASKS_PER_THREAD: usize = 4;
 /// Multiply-adds from which on other threads are woken.
 const PARALLEL_WORK: usize = 1 << 18;
 
@@ -129,7 +137,7 @@ impl KeyValues {
 /// One lane's rows in a call of [`attend`].
 pub(crate) struct AttentionLane<'a> {
     /// First row and number of rows.
-    pub(crate) rows: std::ops::Range<usize>,
+    pub(crate) rows: Range<usize>,
     pub(crate) cache: &'a mut KeyValues,
 }
 
@@ -146,85 +154,112 @@ pub(crate) fn attend(
 ) {
     let Some(heads) = lanes.first().map(|lane| lane.cache.heads) else { return };
     let width = heads.keys * heads.size;
-    // (row, its lane, positions that it sees)
-    let mut rows = Vec::new();
+    let count: usize = lanes.iter().map(|lane| lane.rows.len()).sum();
+    let most = (count * heads.keys / (pool.threads() * TASKS_PER_THREAD)).clamp(1, BLOCK_ROWS);
+    let mut blocks = Vec::new();
     let mut work = 0;
-    for (index, lane) in lanes.iter_mut().enumerate() {
-        let first = lane.cache.tokens;
-        let range = lane.rows.start * width..lane.rows.end * width;
-        lane.cache.append(&keys[range.clone()], &values[range]);
-        for (offset, row) in lane.rows.clone().enumerate() {
-            rows.push((row, index, first + offset + 1));
-            work += (first + offset + 1) * heads.queries * heads.size * 2;
+    for (lane, part) in lanes.iter_mut().enumerate() {
+        let mut seen = part.cache.tokens + 1;
+        let range = part.rows.start * width..part.rows.end * width;
+        part.cache.append(&keys[range.clone()], &values[range]);
+        let mut row = part.rows.start;
+        while row < part.rows.end {
+            let same_page = PAGE - (seen - 1) % PAGE;
+            let rows = most.min(same_page).min(part.rows.end - row);
+            blocks.push(Block { lane, row, rows, seen });
+            work += (seen..seen + rows).sum::<usize>() * heads.queries * heads.size * 2;
+            (row, seen) = (row + rows, seen + rows);
         }
     }
     let caches: Vec<&KeyValues> = lanes.iter().map(|lane| &*lane.cache).collect();
     let group_width = heads.group() * heads.size;
-    let count = rows.iter().map(|row| row.0 + 1).max().unwrap_or(0);
-    let tiles = Tiles::new(out, count, heads.queries * heads.size, 1, group_width);
+    let last = blocks.iter().map(|block| block.row + block.rows).max().unwrap_or(0);
+    let tiles = Tiles::new(out, last, heads.queries * heads.size, 1, group_width);
     let task = |index: usize| {
-        let (row, lane, seen) = rows[index / heads.keys];
-        let head = index % heads.keys;
-        let tile = row * heads.keys + head;
-        let query = &queries[tile * group_width..][..group_width];
-        Query { cache: caches[lane], query, head, seen, tile }
+        let block = blocks[index / heads.keys];
+        Query { cache: caches[block.lane], queries, head: index % heads.keys, block }
     };
-    let tasks = rows.len() * heads.keys;
+    let finish = |query: &Query<'_>, result: &Part| {
+        let rows = result.values.chunks_exact(group_width).zip(result.sum.chunks_exact(heads.group()));
+        for (offset, (values, sums)) in rows.enumerate() {
+            let mut tile = tiles.take((query.block.row + offset) * heads.keys + query.head);
+            let out = tile.row(0).chunks_exact_mut(heads.size);
+            for ((out, values), &sum) in out.zip(values.chunks_exact(heads.size)).zip(sums) {
+                out.iter_mut().zip(values).for_each(|(out, value)| *out = value / sum);
+            }
+        }
+    };
+    let tasks = blocks.len() * heads.keys;
     let parallel = work >= PARALLEL_WORK;
-    let parts = rows.iter().map(|row| row.2.div_ceil(PART_PAGES * PAGE)).max().unwrap_or(0);
+    let parts = blocks.iter().map(|block| block.parts()).max().unwrap_or(0);
     if !parallel || tasks >= pool.threads() || parts < 2 {
         pool.run(parallel, tasks, |index| {
             let query = task(index);
-            let mut result = Part::new(heads);
-            for part in 0..query.parts() {
-                let mut next = Part::new(heads);
+            let mut result = Part::new(heads, query.block.rows);
+            for part in 0..query.block.parts() {
+                let mut next = Part::new(heads, query.block.rows);
                 set.run(Attend { query: &query, part, out: &mut next });
                 result.merge(set, &next);
             }
-            result.finish(tiles.take(query.tile).row(0));
+            finish(&query, &result);
         });
         return;
     }
-    // Few rows and a long text: threads share the parts of a row.
+    // Few rows and a long text: threads share the parts of a block.
     let slots: Vec<std::sync::OnceLock<Part>> =
         (0..tasks * parts).map(|_| std::sync::OnceLock::new()).collect();
     pool.run(true, slots.len(), |slot| {
         let (query, part) = (task(slot / parts), slot % parts);
-        if part < query.parts() {
-            let mut next = Part::new(heads);
+        if part < query.block.parts() {
+            let mut next = Part::new(heads, query.block.rows);
             set.run(Attend { query: &query, part, out: &mut next });
             let _ = slots[slot].set(next);
         }
     });
     for index in 0..tasks {
-        let mut result = Part::new(heads);
+        let query = task(index);
+        let mut result = Part::new(heads, query.block.rows);
         for part in slots[index * parts..][..parts].iter().filter_map(|slot| slot.get()) {
             result.merge(set, part);
         }
-        result.finish(tiles.take(task(index).tile).row(0));
+        finish(&query, &result);
     }
 }
 
-/// The queries of one row that share a key/value head.
+/// Rows of a lane that follow each other and end in the same page: they see
+/// the same pages, all but the last one in full, and share their loading.
+#[derive(Clone, Copy)]
+struct Block {
+    lane: usize,
+    row: usize,
+    rows: usize,
+    /// Positions that the first row sees; each next one sees one more.
+    seen: usize,
+}
+
+impl Block {
+    fn pages(&self) -> usize {
+        self.seen.div_ceil(PAGE)
+    }
+
+    fn parts(&self) -> usize {
+        self.pages().div_ceil(PART_PAGES)
+    }
+}
+
+/// The queries of a block that share a key/value head.
 struct Query<'a> {
     cache: &'a KeyValues,
-    query: &'a [f32],
+    /// Those of all rows and heads.
+    queries: &'a [f32],
     head: usize,
-    /// Positions that the row sees.
-    seen: usize,
-    tile: usize,
-}
-
-impl Query<'_> {
-    fn parts(&self) -> usize {
-        self.seen.div_ceil(PART_PAGES * PAGE)
-    }
+    block: Block,
 }
 
 /// A softmax over some positions that is not normalised yet.
 struct Part {
     size: usize,
-    /// Largest score, for each query head.
+    /// Largest score, for each row and query head.
     largest: Vec<f32>,
     /// Sum of `e^(score - largest)`.
     sum: Vec<f32>,
@@ -233,26 +268,19 @@ struct Part {
 }
 
 impl Part {
-    fn new(heads: Heads) -> Part {
-        let group = heads.group();
+    fn new(heads: Heads, rows: usize) -> Part {
+        let queries = rows * heads.group();
         Part {
             size: heads.size,
-            largest: vec![f32::NEG_INFINITY; group],
-            sum: vec![0.0; group],
-            values: vec![0.0; group * heads.size],
+            largest: vec![f32::NEG_INFINITY; queries],
+            sum: vec![0.0; queries],
+            values: vec![0.0; queries * heads.size],
         }
     }
 
     /// Joins a later part.
     fn merge(&mut self, set: InstructionSet, later: &Part) {
         set.run(Merge { into: self, later });
-    }
-
-    fn finish(&self, out: &mut [f32]) {
-        let heads = out.chunks_exact_mut(self.size).zip(self.values.chunks_exact(self.size));
-        for ((out, values), &sum) in heads.zip(&self.sum) {
-            out.iter_mut().zip(values).for_each(|(out, value)| *out = value / sum);
-        }
     }
 }
 
@@ -302,43 +330,49 @@ impl Kernel for Attend<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let size = self.out.size;
-        let group = self.out.sum.len();
+        let Query { cache, queries, head, block } = self.query;
+        let heads = cache.heads;
+        let (size, group) = (heads.size, heads.group());
         // The scale of the scores, folded into the query.
         let scale = 1.0 / (size as f32).sqrt();
-        let mut query = vec![0.0; group * size];
-        for (to, from) in query.iter_mut().zip(self.query.query) {
-            *to = from * scale;
+        let count = block.rows * group;
+        let mut query = vec![0.0; count * size];
+        for (row, query) in query.chunks_exact_mut(group * size).enumerate() {
+            let from = ((block.row + row) * heads.keys + head) * group * size;
+            for (to, from) in query.iter_mut().zip(&queries[from..]) {
+                *to = from * scale;
+            }
         }
-        let mut scores = vec![[0.0; PAGE]; group];
+        let mut scores = vec![[0.0; PAGE]; count];
         let first = self.part * PART_PAGES;
-        let pages = first..(first + PART_PAGES).min(self.query.seen.div_ceil(PAGE));
+        let pages = first..(first + PART_PAGES).min(block.pages());
         for page in pages {
-            let (keys, values) = self.query.cache.page(page, self.query.head);
-            let seen = (self.query.seen - page * PAGE).min(PAGE);
-            let mut head = 0;
-            while head < group {
-                head += match group - head {
-                    4.. => page_scores::<S, 4>(s, &query, keys, size, head, &mut scores),
-                    2.. => page_scores::<S, 2>(s, &query, keys, size, head, &mut scores),
-                    _ => page_scores::<S, 1>(s, &query, keys, size, head, &mut scores),
+            let (keys, values) = cache.page(page, *head);
+            let mut query_head = 0;
+            while query_head < count {
+                query_head += match count - query_head {
+                    4.. => page_scores::<S, 4>(s, &query, keys, size, query_head, &mut scores),
+                    3 => page_scores::<S, 3>(s, &query, keys, size, query_head, &mut scores),
+                    2 => page_scores::<S, 2>(s, &query, keys, size, query_head, &mut scores),
+                    _ => page_scores::<S, 1>(s, &query, keys, size, query_head, &mut scores),
                 };
             }
-            for (head, scores) in scores.iter_mut().enumerate() {
-                let keep =
-                    page_weights(s, scores, seen, &mut self.out.largest[head], &mut self.out.sum[head]);
-                let keep = s.splat(keep);
-                for values in self.out.values[head * size..][..size].as_chunks_mut().0 {
+            // Of the first row; a page that it sees in full is seen so by all.
+            let seen = block.seen - page * PAGE;
+            for (index, scores) in scores.iter_mut().enumerate() {
+                let (largest, sum) = (&mut self.out.largest[index], &mut self.out.sum[index]);
+                let keep = s.splat(page_weights(s, scores, PAGE.min(seen + index / group), largest, sum));
+                for values in self.out.values[index * size..][..size].as_chunks_mut().0 {
                     s.store(s.mul(s.load(values), keep), values);
                 }
             }
-            let mut head = 0;
-            while head < group {
-                head += match group - head {
-                    4.. => page_values::<S, 4>(s, &scores, values, size, seen, head, &mut self.out.values),
-                    2.. => page_values::<S, 2>(s, &scores, values, size, seen, head, &mut self.out.values),
-                    _ => page_values::<S, 1>(s, &scores, values, size, seen, head, &mut self.out.values),
-                };
+            let out = &mut self.out.values;
+            if seen >= PAGE {
+                page_heads(s, &scores, values, size, PAGE, 0..count, out);
+                continue;
+            }
+            for row in 0..block.rows {
+                page_heads(s, &scores, values, size, seen + row, row * group..(row + 1) * group, out);
             }
         }
     }
@@ -384,8 +418,13 @@ fn page_weights<S: Simd>(
     sum: &mut f32,
 ) -> f32 {
     // Slots from `seen` on belong to the future or to nobody.
-    let mut new = *largest;
-    for &score in &scores[..seen] {
+    let (vectors, rest) = scores[..seen].as_chunks::<LANES>();
+    let mut lanes = s.splat(*largest);
+    for vector in vectors {
+        lanes = s.max(s.load(vector), lanes);
+    }
+    let mut new = s.largest(lanes);
+    for &score in rest {
         new = if score > new { score } else { new };
     }
     let keep = exp_one(s, *largest - new);
@@ -402,6 +441,28 @@ fn page_weights<S: Simd>(
     *sum = *sum * keep + s.sum(total);
     *largest = new;
     keep
+}
+
+/// Adds a page's first `seen` values for some queries.
+#[inline(always)]
+fn page_heads<S: Simd>(
+    s: S,
+    weights: &[[f32; PAGE]],
+    values: &[f32],
+    size: usize,
+    seen: usize,
+    heads: Range<usize>,
+    out: &mut [f32],
+) {
+    let mut head = heads.start;
+    while head < heads.end {
+        head += match heads.end - head {
+            4.. => page_values::<S, 4>(s, weights, values, size, seen, head, out),
+            3 => page_values::<S, 3>(s, weights, values, size, seen, head, out),
+            2 => page_values::<S, 2>(s, weights, values, size, seen, head, out),
+            _ => page_values::<S, 1>(s, weights, values, size, seen, head, out),
+        };
+    }
 }
 
 /// Adds a page's values for `H` heads; returns `H`.
@@ -460,130 +521,4 @@ fn value_columns<S: Simd, const H: usize, const C: usize>(
         }
     }
     C * LANES
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn wave(count: usize, step: f32) -> Vec<f32> {
-        (0..count).map(|i| (i as f32 * step).sin() * 3.0).collect()
-    }
-
-    struct Case {
-        heads: Heads,
-        queries: Vec<f32>,
-        keys: Vec<f32>,
-        values: Vec<f32>,
-    }
-
-    impl Case {
-        fn new(heads: Heads, tokens: usize) -> Case {
-            Case {
-                heads,
-                queries: wave(tokens * heads.queries * heads.size, 0.37),
-                keys: wave(tokens * heads.keys * heads.size, 0.73),
-                values: wave(tokens * heads.keys * heads.size, 1.19),
-            }
-        }
-
-        /// Feeds the text in pieces of `step` rows.
-        fn run(&self, set: InstructionSet, threads: usize, step: usize) -> Vec<f32> {
-            let (q, kv) = (self.heads.queries * self.heads.size, self.heads.keys * self.heads.size);
-            let mut pool = Pool::new(threads).unwrap();
-            let mut cache = KeyValues::new(self.heads);
-            let mut out = Vec::new();
-            for ((queries, keys), values) in self
-                .queries
-                .chunks(step * q)
-                .zip(self.keys.chunks(step * kv))
-                .zip(self.values.chunks(step * kv))
-            {
-                let mut piece = vec![0.0; queries.len()];
-                let mut lanes = [AttentionLane { rows: 0..queries.len() / q, cache: &mut cache }];
-                attend(set, &mut pool, &mut lanes, queries, keys, values, &mut piece);
-                out.extend(piece);
-            }
-            out
-        }
-
-        fn exact(&self, row: usize, head: usize) -> Vec<f64> {
-            let Heads { queries, keys, size } = self.heads;
-            let kv = head / (queries / keys);
-            let at = |data: &[f32], row: usize, heads: usize, head: usize, i: usize| {
-                f64::from(data[(row * heads + head) * size + i])
-            };
-            let scores: Vec<f64> = (0..=row)
-                .map(|key| {
-                    let dot: f64 = (0..size)
-                        .map(|i| at(&self.queries, row, queries, head, i) * at(&self.keys, key, keys, kv, i))
-                        .sum();
-                    dot / (size as f64).sqrt()
-                })
-                .collect();
-            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
-            let total: f64 = weights.iter().sum();
-            (0..size)
-                .map(|i| {
-                    let sum: f64 = weights
-                        .iter()
-                        .enumerate()
-                        .map(|(key, w)| w * at(&self.values, key, keys, kv, i))
-                        .sum();
-                    sum / total
-                })
-                .collect()
-        }
-    }
-
-    #[test]
-    fn attention_is_right_for_every_grouping_of_heads() {
-        for (queries, keys, size) in [(1, 1, 16), (3, 1, 80), (6, 2, 64), (14, 2, 32)] {
-            let case = Case::new(Heads { queries, keys, size }, 130);
-            let out = case.run(InstructionSet::best(), 1, 130);
-            for row in [0, 1, 63, 64, 129] {
-                for head in 0..queries {
-                    let got = &out[(row * queries + head) * size..][..size];
-                    for (got, exact) in got.iter().zip(case.exact(row, head)) {
-                        assert!((f64::from(*got) - exact).abs() < 2e-5, "{got} for {exact}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn no_split_of_rows_threads_or_parts_changes_a_bit() {
-        let tokens = if cfg!(miri) { 70 } else { 1100 };
-        let case = Case::new(Heads { queries: 3, keys: 1, size: 64 }, tokens);
-        let expected = case.run(InstructionSet::best(), 1, tokens);
-        for step in [1, 7, 64, 600] {
-            // One row at a time with several threads takes the way that shares parts.
-            for threads in [1, 2, 4] {
-                assert!(case.run(InstructionSet::best(), threads, step) == expected, "{step} {threads}");
-            }
-        }
-        for set in InstructionSet::available() {
-            assert!(case.run(set, 1, 64) == expected, "{set:?}");
-        }
-    }
-
-    #[test]
-    fn a_fork_and_a_truncated_cache_do_not_see_each_other() {
-        let heads = Heads { queries: 1, keys: 1, size: 16 };
-        let rows = |seed: f32, count: usize| wave(count * 16, seed);
-        let mut cache = KeyValues::new(heads);
-        cache.append(&rows(0.1, 70), &rows(0.2, 70));
-        let mut fork = cache.clone();
-        fork.append(&rows(0.3, 4), &rows(0.4, 4));
-        cache.append(&rows(0.5, 4), &rows(0.6, 4));
-        assert!(Arc::ptr_eq(&cache.pages[0], &fork.pages[0]), "whole pages are shared");
-        assert_ne!(cache.pages[1], fork.pages[1]);
-        fork.truncate(70);
-        fork.append(&rows(0.5, 4), &rows(0.6, 4));
-        assert_eq!(cache.pages[1], fork.pages[1], "what was rolled back is gone");
-        fork.truncate(64);
-        assert_eq!((fork.tokens(), fork.pages.len()), (64, 1));
-    }
 }

@@ -72,7 +72,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Four sums as [`Simd::sum`] forms them.
     fn sum_four(self, vectors: [Self::F; 4]) -> [f32; 4];
 
-    /// The largest lane; none may be less than zero or not a number.
+    /// The largest lane; none may be not a number.
     fn largest(self, a: Self::F) -> f32;
     /// To the nearest integers from -127 to 127, ties to even; what is not a
     /// number becomes zero.
@@ -286,7 +286,7 @@ mod tests {
             let mut out: Vec<u32> = s.sum_four(four).map(f32::to_bits).into();
             out.extend(four.map(|vector| s.sum(vector).to_bits()));
             assert_eq!(out[..4], out[4..]);
-            out.push(s.largest(s.max(a, s.zero())).to_bits());
+            out.extend([s.largest(a).to_bits(), s.largest(b).to_bits()]);
             let not_a_number = s.div(s.zero(), s.zero());
             for vector in [a, b, s.mul(a, a), s.splat(0.5), s.div(a, s.zero()), not_a_number] {
                 out.extend(s.to_bytes(vector).map(|byte| byte as u32));

@@ -108,7 +108,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn largest(self, a: Self::F) -> f32 {
-        a.into_iter().fold(0.0, |largest, lane| if lane > largest { lane } else { largest })
+        a.into_iter().fold(f32::NEG_INFINITY, |largest, lane| if lane > largest { lane } else { largest })
     }
 
     #[inline(always)]
