@@ -3,6 +3,7 @@
 #![expect(clippy::needless_range_loop, reason = "loops over registers by index stay parallel to each other")]
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::decoders::Decoder;
 use super::layout::LaidOut;
@@ -21,7 +22,7 @@ pub(super) const PREFETCH: usize = 4096;
 pub(super) struct Direct<'a, 'o, D> {
     pub(super) weights: &'a Rows<'a>,
     pub(super) x: &'a LaidOut,
-    pub(super) rows: usize,
+    pub(super) rows: Range<usize>,
     pub(super) outputs: usize,
     pub(super) out: &'a mut Tile<'o>,
     pub(super) decoder: PhantomData<D>,
@@ -33,11 +34,12 @@ impl<D: Decoder> Kernel for Direct<'_, '_, D> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let mut row = 0;
-        while row < self.rows {
+        let count = self.rows.len();
+        while row < count {
             // Without vector registers larger tiles only make code longer.
             row += if const { S::REGISTERS == 0 } {
                 self.rows_of::<S, 1, 1>(s, row)
-            } else if self.rows - row >= 2 {
+            } else if count - row >= 2 {
                 self.rows_of::<S, TILE_OUTPUTS, 2>(s, row)
             } else {
                 self.rows_of::<S, TILE_OUTPUTS, 1>(s, row)
@@ -52,7 +54,7 @@ impl<D: Decoder> Direct<'_, '_, D> {
     fn rows_of<S: Simd, const O: usize, const R: usize>(&mut self, s: S, row: usize) -> usize {
         let mut rows: [&[Vector]; R] = [&[]; R];
         for r in 0..R {
-            rows[r] = self.x.row(row + r);
+            rows[r] = self.x.row(self.rows.start + row + r);
         }
         let mut output = 0;
         while output + O <= self.outputs {

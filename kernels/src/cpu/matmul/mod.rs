@@ -48,6 +48,10 @@ const TASK_OUTPUTS: usize = 256;
 const TILE_OUTPUTS: usize = 4;
 /// Tasks for each thread, so that a thread that is held up delays nobody.
 const TASKS_PER_THREAD: usize = 4;
+/// Tasks for each thread below which rows are shared out as well, and the fewest
+/// rows of a task then: each task lays out its outputs anew.
+const BALANCED_TASKS: usize = 3;
+const SHARED_ROWS: usize = 48;
 /// Rows times inputs times outputs from which on other threads help.
 const PARALLEL_WORK: usize = 1 << 16;
 
@@ -163,6 +167,8 @@ pub(crate) fn multiply(
             laid_out.push(LaidOut::new(layout, pool, x, rows, columns));
         }
     }
+    let tasks = products.iter().map(|product| product.weights.rows.div_ceil(task_outputs)).sum();
+    let task_rows = task_rows(rows, tasks, pool.threads());
     let mut parts = Vec::new();
     for product in products.iter_mut() {
         let weights = product.weights;
@@ -172,7 +178,7 @@ pub(crate) fn multiply(
             None => laid_out.iter().find(|x| x.layout == Layout::of(weights)).map(Input::Floats),
         };
         let x = x.expect("every form was prepared above");
-        let tiles = Tiles::new(product.out, rows, weights.rows, rows.max(1), task_outputs);
+        let tiles = Tiles::new(product.out, rows, weights.rows, task_rows, task_outputs);
         parts.push((weights, x, product.bias, tiles));
     }
     let tasks = parts.iter().map(|part| part.3.count()).sum();
@@ -180,7 +186,11 @@ pub(crate) fn multiply(
         let mut index = task;
         for (weights, x, bias, tiles) in &parts {
             if index < tiles.count() {
-                let outputs = index * task_outputs..weights.rows.min((index + 1) * task_outputs);
+                let across = weights.rows.div_ceil(task_outputs);
+                let first = index % across * task_outputs;
+                let outputs = first..weights.rows.min(first + task_outputs);
+                let first_row = index / across * task_rows;
+                let rows = first_row..rows.min(first_row + task_rows);
                 let mut out = tiles.take(index);
                 SCRATCH.with_borrow_mut(|scratch| {
                     let outputs = outputs.clone();
@@ -188,14 +198,14 @@ pub(crate) fn multiply(
                         set: arithmetic.set,
                         weights,
                         x,
-                        rows,
+                        rows: rows.clone(),
                         outputs,
                         out: &mut out,
                         scratch,
                     });
                 });
                 if let Some(bias) = bias {
-                    for row in 0..rows {
+                    for row in 0..rows.len() {
                         out.row(row).iter_mut().zip(&bias[outputs.clone()]).for_each(|(y, b)| *y += b);
                     }
                 }
@@ -239,12 +249,22 @@ fn task_outputs(rows: usize, columns: usize, outputs: usize, threads: usize) -> 
     cached.min(shared).min(TASK_OUTPUTS).next_multiple_of(TILE_OUTPUTS)
 }
 
-/// Some outputs for all rows.
+/// How many rows a task computes: all, unless there are too few tasks to keep
+/// every thread busy. The bits of results do not depend on it.
+fn task_rows(rows: usize, tasks: usize, threads: usize) -> usize {
+    let pieces = match threads {
+        1 => 1,
+        _ => (threads * BALANCED_TASKS).div_ceil(tasks.max(1)).min(rows / SHARED_ROWS),
+    };
+    rows.max(1).div_ceil(pieces.max(1))
+}
+
+/// Some outputs for some rows.
 struct Task<'a, 'w, 'o> {
     set: InstructionSet,
     weights: &'a MatrixView<'w>,
     x: &'a Input<'a>,
-    rows: usize,
+    rows: Range<usize>,
     outputs: Range<usize>,
     out: &'a mut Tile<'o>,
     scratch: &'a mut Scratch,
@@ -290,7 +310,7 @@ impl Kernel for Task<'_, '_, '_> {
 struct Job<'a, 'o> {
     weights: &'a Rows<'a>,
     x: &'a LaidOut,
-    rows: usize,
+    rows: Range<usize>,
     outputs: usize,
     panel: &'a mut Vec<Vector>,
     out: &'a mut Tile<'o>,
@@ -300,7 +320,7 @@ impl Job<'_, '_> {
     #[inline(always)]
     fn run<S: Simd, D: Decoder>(self, s: S) {
         let Job { weights, x, rows, outputs, panel, out } = self;
-        if rows < PANEL_ROWS {
+        if rows.len() < PANEL_ROWS {
             s.run(Direct::<D> { weights, x, rows, outputs, out, decoder: PhantomData });
         } else {
             s.run(Unpack::<D> { weights, outputs, panel, decoder: PhantomData });

@@ -3,6 +3,7 @@
 #![expect(clippy::needless_range_loop, reason = "loops over registers by index stay parallel to each other")]
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::decoders::Decoder;
 use super::layout::LaidOut;
@@ -37,7 +38,7 @@ pub(super) struct Panel<'a, 'o> {
     /// Vectors of an output.
     pub(super) vectors: usize,
     pub(super) x: &'a LaidOut,
-    pub(super) rows: usize,
+    pub(super) rows: Range<usize>,
     pub(super) outputs: usize,
     pub(super) out: &'a mut Tile<'o>,
 }
@@ -48,16 +49,17 @@ impl Kernel for Panel<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let mut row = 0;
-        while row < self.rows {
+        let count = self.rows.len();
+        while row < count {
             // As many accumulators as registers hold beside the weights.
             row += if const { S::REGISTERS >= 32 } {
-                match self.rows - row {
+                match count - row {
                     4.. => self.rows_of::<S, 4, 4>(s, row),
                     2.. => self.rows_of::<S, 4, 2>(s, row),
                     _ => self.rows_of::<S, 4, 1>(s, row),
                 }
             } else if const { S::REGISTERS >= 16 } {
-                match self.rows - row {
+                match count - row {
                     3.. => self.rows_of::<S, 2, 3>(s, row),
                     _ => self.rows_of::<S, 2, 1>(s, row),
                 }
@@ -75,7 +77,7 @@ impl Panel<'_, '_> {
         let (vectors, outputs) = (self.vectors, self.outputs);
         let mut rows: [&[Vector]; R] = [&[]; R];
         for r in 0..R {
-            rows[r] = self.x.row(row + r);
+            rows[r] = self.x.row(self.rows.start + row + r);
         }
         let mut output = 0;
         while output + O <= outputs {

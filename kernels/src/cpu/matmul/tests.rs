@@ -169,6 +169,20 @@ fn thread_count_and_company_of_other_matrices_do_not_matter() {
     }
 }
 
+#[test]
+fn rows_that_threads_share_keep_their_bits() {
+    let owned = matrix(40, 96, ElementType::F16, Some(Packing { bits: 4, group: 32 }), 7);
+    let mut state = 8;
+    let x: Vec<f32> = (0..200 * 96).map(|_| noise(&mut state)).collect();
+    assert_eq!(task_rows(200, 2, 4), 50, "so few outputs leave threads idle");
+    assert_eq!((task_rows(200, 2, 1), task_rows(95, 2, 4), task_rows(0, 2, 4)), (200, 95, 1));
+    for activations in [Activations::F32, Activations::Int8] {
+        let arithmetic = Arithmetic { set: InstructionSet::best(), activations };
+        let expected = run_as(arithmetic, 1, &owned, &x, 200);
+        assert_eq!(run_as(arithmetic, 4, &owned, &x, 200), expected, "{activations:?}");
+    }
+}
+
 /// The product by the definition of [`super::integer`], in plain arithmetic.
 fn rounded_product(owned: &Owned, x: &[f32], rows: usize) -> Vec<f32> {
     let packing = owned.packing.unwrap();

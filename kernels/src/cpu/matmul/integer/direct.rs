@@ -107,7 +107,7 @@ impl Span<'_, '_> {
         let mut x: [Numbers<'_>; R] = [(&[], &[]); R];
         let mut x_whole = x;
         for r in 0..R {
-            let (numbers, scales) = self.x.row(row + r);
+            let (numbers, scales) = self.x.row(self.first_row + row + r);
             x[r] = (&numbers.as_chunks().0[..blocks], &scales.as_chunks().0[..blocks]);
             x_whole[r] = (&x[r].0[..whole], &x[r].1[..whole]);
         }

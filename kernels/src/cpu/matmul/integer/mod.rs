@@ -47,12 +47,12 @@ pub(super) fn takes_panel(rows: usize) -> bool {
     rows >= PANEL_ROWS
 }
 
-/// Some outputs for all rows.
+/// Some outputs for some rows.
 pub(super) struct Integer<'a, 'w, 'o> {
     pub(super) weights: &'a MatrixView<'w>,
     pub(super) outputs: Range<usize>,
     pub(super) x: &'a Rounded,
-    pub(super) rows: usize,
+    pub(super) rows: Range<usize>,
     /// Room for scales.
     pub(super) scales: &'a mut Vec<f32>,
     pub(super) room: &'a mut Room,
@@ -69,7 +69,9 @@ impl IntegerKernel for Integer<'_, '_, '_> {
             ReadScales { weights, outputs: span.clone(), room: scales }.run(i.floats());
             let rows_of = Rows::new(weights, scales, first);
             let column = first - outputs.start;
-            let mut span = Span { weights: &rows_of, outputs: span.len(), x, rows, column, room, out };
+            let outputs = span.len();
+            let (first_row, rows) = (rows.start, rows.len());
+            let mut span = Span { weights: &rows_of, outputs, x, first_row, rows, column, room, out };
             if x.panel {
                 span.panel(i);
             } else if x.nibbles {
@@ -82,11 +84,13 @@ impl IntegerKernel for Integer<'_, '_, '_> {
     }
 }
 
-/// Up to [`SPAN_OUTPUTS`] outputs for all rows.
+/// Up to [`SPAN_OUTPUTS`] outputs for some rows.
 struct Span<'a, 'o> {
     weights: &'a Rows<'a>,
     outputs: usize,
     x: &'a Rounded,
+    /// The first row in `x`; in `out` it is row 0.
+    first_row: usize,
     rows: usize,
     /// Where the outputs lie in `out`.
     column: usize,

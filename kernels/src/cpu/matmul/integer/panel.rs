@@ -125,7 +125,7 @@ impl Span<'_, '_> {
         let mut numbers: [&[[i8; UNIT]]; R] = [&[]; R];
         let mut x_scales: [&[[f32; 2]]; R] = [&[]; R];
         for r in 0..R {
-            (numbers[r], x_scales[r]) = self.x.row(row + r);
+            (numbers[r], x_scales[r]) = self.x.row(self.first_row + row + r);
         }
         let mut chains = [[[s.zero(); R]; V]; CHAINS];
         for chain in 0..CHAINS {
