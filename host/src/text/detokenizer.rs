@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use tokenizers::{Decoder as _, DecoderWrapper, Model as _, Tokenizer};
 
+use super::guarded;
+
 /// How a tokenizer's tokens become text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decoding {
@@ -112,7 +114,7 @@ fn is_byte(token: &str) -> bool {
 /// The text of all tokens beyond that of the first `told`.
 fn untold(tokenizer: &Tokenizer, tokens: &[String], told: usize) -> Option<String> {
     let decode = |tokens: &[String]| match tokenizer.get_decoder() {
-        Some(decoder) => decoder.decode(tokens.to_vec()).ok(),
+        Some(decoder) => guarded(|| decoder.decode(tokens.to_vec())).ok(),
         None => Some(tokens.join(" ")),
     };
     let (before, all) = (decode(&tokens[..told])?, decode(tokens)?);

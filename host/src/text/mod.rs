@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use tokenizers::Tokenizer;
+use tokenizers::{DecoderWrapper, Tokenizer};
 
 pub use self::detokenizer::Detokenizer;
 pub use self::reply::{Piece, ReplyOptions, ReplyStream, ThinkTokens, ToolCall};
@@ -295,9 +295,25 @@ fn load_tokenizer(folder: &Folder) -> Result<Tokenizer, TextError> {
         // What was left from training would cut or pad prompts.
         tokenizer.with_truncation(None)?;
         tokenizer.with_padding(None);
-        Ok(tokenizer)
+        match tokenizer.get_decoder() {
+            Some(decoder) if strips_ends(decoder) => {
+                Err("its decoder strips characters off the ends of tokens, which the tokenizer library cannot do \
+                     for short ones; a Strip decoder must have a stop of 0"
+                    .into())
+            }
+            _ => Ok(tokenizer),
+        }
     };
     guarded(load).map_err(|problem| TextError::Tokenizer { path, problem })
+}
+
+/// Whether a decoder counts characters off the ends of tokens, without a look at how many there are.
+fn strips_ends(decoder: &DecoderWrapper) -> bool {
+    match decoder {
+        DecoderWrapper::Strip(strip) => strip.stop > 0,
+        DecoderWrapper::Sequence(sequence) => sequence.get_decoders().iter().any(strips_ends),
+        _ => false,
+    }
 }
 
 /// Runs the tokenizer library, which is not free of panics on bad files.
@@ -522,6 +538,22 @@ mod tests {
         fs::write(root.path().join("tokenizer.json"), "{}").unwrap();
         let error = TextModel::load(root.path()).unwrap_err().to_string();
         assert!(error.contains("is not a usable tokenizer"), "{error}");
+    }
+
+    #[test]
+    fn a_decoder_that_would_cut_more_than_a_token_has_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let mut tokenizer = json_file(&format!("{QWEN}/tokenizer.json"));
+        let strip = |stop: u32| json!({ "type": "Strip", "content": "a", "start": 0, "stop": stop });
+        for decoder in [strip(1), json!({ "type": "Sequence", "decoders": [{ "type": "Fuse" }, strip(2)] })] {
+            tokenizer["decoder"] = decoder;
+            fs::write(root.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+            let error = TextModel::load(root.path()).unwrap_err().to_string();
+            assert!(error.contains("a Strip decoder must have a stop of 0"), "{error}");
+        }
+        tokenizer["decoder"] = strip(0);
+        fs::write(root.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        assert!(TextModel::load(root.path()).is_ok());
     }
 
     #[test]
