@@ -7,18 +7,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tensorfold_plugin_api::abi::{
-    ABI_MAJOR, ABI_MINOR, BACKEND_INTERFACE, ENGINE_INTERFACE, TF_PLUGIN_MAGIC, TfBackendV1, TfDescriptor,
-    TfEngineV1, TfStr,
+    ABI_MAJOR, ABI_MINOR, BACKEND_INTERFACE, ENGINE_INTERFACE, TF_PLUGIN_MAGIC, TfDescriptor, TfStr,
 };
 use tensorfold_plugin_api::device::{DeviceFit, DeviceIdentity, DeviceInfo, DeviceKind};
 use tensorfold_plugin_api::host::{
     EngineSetup, HostServices, InitOptions, LaneRequest, LogRecord, ModelSource, ModelTensor, PluginClient,
+    TensorSource,
 };
 use tensorfold_plugin_api::model_spec::{
     AttentionSpec, FeedForwardSpec, LayerSpec, MODEL_SPEC_VERSION, MixerSpec, ModelSpec, RopeScaling,
     RopeSpec,
 };
-use tensorfold_plugin_api::plugin::__private::{Exported, Runtime, backend_table, engine_table, interface};
+use tensorfold_plugin_api::plugin::__private::{Exported, Runtime, Tables, interface, tables};
 use tensorfold_plugin_api::plugin::{
     Backend, Device, Engine, EngineInfo, EngineMemory, EngineMonitor, EngineOptions, EngineStats, Handles,
     Init, LaneInput, LaneOutput, MemoryPlan, Model, NextDrafts, OpenEngine, PluginError, Progress,
@@ -111,11 +111,10 @@ impl Engine for Idle {
 }
 
 static DESCRIPTOR: TfDescriptor = {
-    static BACKEND: TfBackendV1 = backend_table::<Nothing>();
-    static ENGINE: TfEngineV1 = engine_table::<Nothing>();
+    static TABLES: Tables = tables::<Nothing>();
     unsafe extern "C" fn get(id: *const u8, length: u64) -> *const std::ffi::c_void {
         // SAFETY: the contract of `get_interface`.
-        unsafe { interface::<Nothing>(id, length, &BACKEND, &ENGINE) }
+        unsafe { interface::<Nothing>(id, length, &TABLES) }
     }
     TfDescriptor {
         magic: TF_PLUGIN_MAGIC,
@@ -153,15 +152,18 @@ impl HostServices for Silent {
 
 struct Tiny(ModelSpec);
 
-impl ModelSource for Tiny {
-    fn spec(&self) -> &ModelSpec {
-        &self.0
-    }
+impl TensorSource for Tiny {
     fn tensors(&self) -> &[ModelTensor] {
         &[]
     }
     fn bytes(&self, _: usize) -> &[u8] {
         &[]
+    }
+}
+
+impl ModelSource for Tiny {
+    fn spec(&self) -> &ModelSpec {
+        &self.0
     }
 }
 

@@ -1316,6 +1316,120 @@ typedef struct TfEngineV1 {
     int32_t (*close)(uint64_t engine, struct TfError *error);
 } TfEngineV1;
 
+/**
+ * What a drafter adds to the `TfMemoryPlan`(super::TfMemoryPlan) of its engine, in bytes.
+ */
+typedef struct TfDrafterPlan {
+    /**
+     * Size of this struct in bytes.
+     */
+    uint32_t struct_size;
+    /**
+     * Most drafts that it makes for a lane in a round.
+     */
+    uint32_t drafts;
+    /**
+     * Weights that are copied or repacked.
+     */
+    uint64_t weight_bytes;
+    /**
+     * Weights that stay in the mapped files.
+     */
+    uint64_t mapped_bytes;
+    /**
+     * One lane at the full context.
+     */
+    uint64_t lane_bytes;
+    /**
+     * Working memory, once an engine.
+     */
+    uint64_t scratch_bytes;
+    /**
+     * A snapshot of an empty lane.
+     */
+    uint64_t snapshot_bytes;
+    /**
+     * What a snapshot grows by with every token that it holds.
+     */
+    uint64_t snapshot_token_bytes;
+} TfDrafterPlan;
+
+/**
+ * `tensorfold.mtp/1`: the checkpoint's own multi-token prediction head. Its tensors are part of
+ * the model that `open_engine` was given.
+ */
+typedef struct TfMtpV1 {
+    /**
+     * Size of this struct in bytes.
+     */
+    uint32_t struct_size;
+    /**
+     * Zero.
+     */
+    uint32_t reserved;
+    /**
+     * `[any]` What `open` would hold. Pure arithmetic on the model's facts; tensors come without
+     * bytes. Fails where `open` would refuse the head.
+     */
+    int32_t (*plan)(uint64_t device,
+                    const struct TfModel *model,
+                    const struct TfEngineOptions *options,
+                    struct TfDrafterPlan *plan,
+                    struct TfError *error);
+    /**
+     * `[engine]` Makes the head ready; `drafts` receives the most drafts that it makes for a
+     * lane in a round. `busy` while lanes or snapshots are there.
+     */
+    int32_t (*open)(uint64_t engine,
+                    const struct TfProgress *progress,
+                    uint32_t *drafts,
+                    struct TfError *error);
+    /**
+     * `[engine]` Frees what `open` took. `busy` while lanes or snapshots are there.
+     */
+    int32_t (*close)(uint64_t engine, struct TfError *error);
+} TfMtpV1;
+
+/**
+ * `tensorfold.dflash/1`: an external block drafter, DFlash or DFlash2.
+ */
+typedef struct TfDflashV1 {
+    /**
+     * Size of this struct in bytes.
+     */
+    uint32_t struct_size;
+    /**
+     * Zero.
+     */
+    uint32_t reserved;
+    /**
+     * `[any]` What `open` would hold. `drafter` is a model whose `spec` is a drafter description
+     * (the crate's `DrafterSpec`). Pure arithmetic; tensors come without bytes. Fails where
+     * `open` would refuse the drafter.
+     */
+    int32_t (*plan)(uint64_t device,
+                    const struct TfModel *model,
+                    const struct TfModel *drafter,
+                    const struct TfEngineOptions *options,
+                    struct TfDrafterPlan *plan,
+                    struct TfError *error);
+    /**
+     * `[engine]` Loads a drafter; `drafts` receives the most drafts that it makes for a lane in
+     * a round. The tensors' bytes stay valid until `close` of the drafter or of the engine;
+     * `drafter` and `progress` are borrowed for the call. `busy` while lanes, snapshots or
+     * another drafter are there.
+     */
+    int32_t (*open)(uint64_t engine,
+                    const struct TfModel *drafter,
+                    const struct TfProgress *progress,
+                    uint32_t *drafts,
+                    struct TfError *error);
+    /**
+     * `[engine]` Frees the drafter. `busy` while lanes or snapshots are there.
+     */
+    int32_t (*close)(uint64_t engine, struct TfError *error);
+} TfDflashV1;
+
 #if defined(__APPLE__)
 #define TENSORFOLD_MANIFEST_PLACE "__DATA,__tf_manifest"
 #else
@@ -1541,6 +1655,27 @@ TENSORFOLD_ASSERT(offsetof(TfEngineV1, wake) == 96, "place of TfEngineV1.wake");
 TENSORFOLD_ASSERT(offsetof(TfEngineV1, memory) == 104, "place of TfEngineV1.memory");
 TENSORFOLD_ASSERT(offsetof(TfEngineV1, stats) == 112, "place of TfEngineV1.stats");
 TENSORFOLD_ASSERT(offsetof(TfEngineV1, close) == 120, "place of TfEngineV1.close");
+TENSORFOLD_ASSERT(sizeof(TfDrafterPlan) == 56, "size of TfDrafterPlan");
+TENSORFOLD_ASSERT(offsetof(TfDrafterPlan, struct_size) == 0, "place of TfDrafterPlan.struct_size");
+TENSORFOLD_ASSERT(offsetof(TfDrafterPlan, drafts) == 4, "place of TfDrafterPlan.drafts");
+TENSORFOLD_ASSERT(offsetof(TfDrafterPlan, weight_bytes) == 8, "place of TfDrafterPlan.weight_bytes");
+TENSORFOLD_ASSERT(offsetof(TfDrafterPlan, mapped_bytes) == 16, "place of TfDrafterPlan.mapped_bytes");
+TENSORFOLD_ASSERT(offsetof(TfDrafterPlan, lane_bytes) == 24, "place of TfDrafterPlan.lane_bytes");
+TENSORFOLD_ASSERT(offsetof(TfDrafterPlan, scratch_bytes) == 32, "place of TfDrafterPlan.scratch_bytes");
+TENSORFOLD_ASSERT(offsetof(TfDrafterPlan, snapshot_bytes) == 40, "place of TfDrafterPlan.snapshot_bytes");
+TENSORFOLD_ASSERT(offsetof(TfDrafterPlan, snapshot_token_bytes) == 48, "place of TfDrafterPlan.snapshot_token_bytes");
+TENSORFOLD_ASSERT(sizeof(TfMtpV1) == 32, "size of TfMtpV1");
+TENSORFOLD_ASSERT(offsetof(TfMtpV1, struct_size) == 0, "place of TfMtpV1.struct_size");
+TENSORFOLD_ASSERT(offsetof(TfMtpV1, reserved) == 4, "place of TfMtpV1.reserved");
+TENSORFOLD_ASSERT(offsetof(TfMtpV1, plan) == 8, "place of TfMtpV1.plan");
+TENSORFOLD_ASSERT(offsetof(TfMtpV1, open) == 16, "place of TfMtpV1.open");
+TENSORFOLD_ASSERT(offsetof(TfMtpV1, close) == 24, "place of TfMtpV1.close");
+TENSORFOLD_ASSERT(sizeof(TfDflashV1) == 32, "size of TfDflashV1");
+TENSORFOLD_ASSERT(offsetof(TfDflashV1, struct_size) == 0, "place of TfDflashV1.struct_size");
+TENSORFOLD_ASSERT(offsetof(TfDflashV1, reserved) == 4, "place of TfDflashV1.reserved");
+TENSORFOLD_ASSERT(offsetof(TfDflashV1, plan) == 8, "place of TfDflashV1.plan");
+TENSORFOLD_ASSERT(offsetof(TfDflashV1, open) == 16, "place of TfDflashV1.open");
+TENSORFOLD_ASSERT(offsetof(TfDflashV1, close) == 24, "place of TfDflashV1.close");
 TENSORFOLD_ASSERT(sizeof(TfSampling) == 40, "size of TfSampling");
 TENSORFOLD_ASSERT(offsetof(TfSampling, seed) == 0, "place of TfSampling.seed");
 TENSORFOLD_ASSERT(offsetof(TfSampling, temperature) == 8, "place of TfSampling.temperature");

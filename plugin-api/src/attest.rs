@@ -30,8 +30,8 @@ mod attested {
     use abi_stable::sabi_types::VersionStrings;
     use abi_stable::type_layout::TypeLayout;
 
-    use crate::abi::{BACKEND_INTERFACE, ENGINE_INTERFACE, HOST_INTERFACE};
-    use crate::abi::{TfBackendV1, TfEngineV1, TfHostV1, TfStr};
+    use crate::abi::{BACKEND_INTERFACE, DFLASH_INTERFACE, ENGINE_INTERFACE, HOST_INTERFACE, MTP_INTERFACE};
+    use crate::abi::{TfBackendV1, TfDflashV1, TfEngineV1, TfHostV1, TfMtpV1, TfStr};
 
     /// A table with the layout that its plugin was compiled with.
     #[repr(C)]
@@ -70,6 +70,8 @@ mod attested {
         match id {
             BACKEND_INTERFACE => Some(<TfBackendV1 as StableAbi>::LAYOUT),
             ENGINE_INTERFACE => Some(<TfEngineV1 as StableAbi>::LAYOUT),
+            MTP_INTERFACE => Some(<TfMtpV1 as StableAbi>::LAYOUT),
+            DFLASH_INTERFACE => Some(<TfDflashV1 as StableAbi>::LAYOUT),
             HOST_INTERFACE => Some(<TfHostV1 as StableAbi>::LAYOUT),
             _ => None,
         }

@@ -11,6 +11,7 @@
 pub mod abi;
 pub mod attest;
 pub mod device;
+pub mod drafter_spec;
 mod error;
 pub mod host;
 pub mod manifest;

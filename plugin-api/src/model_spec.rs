@@ -222,16 +222,16 @@ pub struct MtpSpec {
 #[derive(Debug, thiserror::Error)]
 pub enum ModelSpecError {
     /// Not JSON, or a field is missing or of another type.
-    #[error("the model description does not parse: {0}")]
+    #[error("the description does not parse: {0}")]
     Syntax(#[from] serde_json::Error),
     /// Written by a host of another generation.
-    #[error("the model description has version {found}; this build reads version {MODEL_SPEC_VERSION}")]
+    #[error("the description has version {found}; this build reads version {MODEL_SPEC_VERSION}")]
     Version {
         /// The version found.
         found: u32,
     },
     /// A value contradicts another one.
-    #[error("the model description is inconsistent: {0}")]
+    #[error("the description is inconsistent: {0}")]
     Inconsistent(String),
 }
 

@@ -107,7 +107,7 @@ fn assertions() -> String {
 fn generate() -> String {
     let config = cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for file in ["mod", "status", "value", "descriptor", "host", "backend", "round", "engine"] {
+    for file in ["mod", "status", "value", "descriptor", "host", "backend", "round", "engine", "drafters"] {
         builder = builder.with_src(root().join(format!("src/abi/{file}.rs")));
     }
     let mut bytes = Vec::new();

@@ -10,6 +10,7 @@ use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::abi::{ABI_MINOR, TF_LOG_INFO, TfDescriptor};
 use tensorfold_plugin_api::host::{
     EngineSetup, HostServices, InitOptions, LaneRequest, LogRecord, ModelSource, ModelTensor, PluginClient,
+    TensorSource,
 };
 use tensorfold_plugin_api::manifest::Manifest;
 use tensorfold_plugin_api::model_spec::{
@@ -55,15 +56,18 @@ impl Loaded {
 
 pub(crate) struct OneTensor(ModelSpec, Vec<ModelTensor>);
 
-impl ModelSource for OneTensor {
-    fn spec(&self) -> &ModelSpec {
-        &self.0
-    }
+impl TensorSource for OneTensor {
     fn tensors(&self) -> &[ModelTensor] {
         &self.1
     }
     fn bytes(&self, _tensor: usize) -> &[u8] {
         &[0; 4]
+    }
+}
+
+impl ModelSource for OneTensor {
+    fn spec(&self) -> &ModelSpec {
+        &self.0
     }
 }
 

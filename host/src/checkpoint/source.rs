@@ -1,6 +1,6 @@
 //! A checkpoint as the border hands it to a plugin.
 
-use tensorfold_plugin_api::host::{ModelSource, ModelTensor};
+use tensorfold_plugin_api::host::{ModelSource, ModelTensor, TensorSource};
 use tensorfold_plugin_api::model_spec::ModelSpec;
 use tensorfold_plugin_api::plugin::{Dtype, Packed};
 
@@ -49,17 +49,19 @@ fn dtype(element: ElementType) -> Dtype {
     }
 }
 
-impl ModelSource for CheckpointSource {
-    fn spec(&self) -> &ModelSpec {
-        &self.checkpoint.spec
-    }
-
+impl TensorSource for CheckpointSource {
     fn tensors(&self) -> &[ModelTensor] {
         &self.tensors
     }
 
     fn bytes(&self, tensor: usize) -> &[u8] {
         self.checkpoint.bytes(&self.checkpoint.tensors[tensor])
+    }
+}
+
+impl ModelSource for CheckpointSource {
+    fn spec(&self) -> &ModelSpec {
+        &self.checkpoint.spec
     }
 }
 

@@ -93,6 +93,12 @@ pub fn struct_layouts() -> Vec<StructLayout> {
             struct_size, reserved, plan, open_engine, info, lane_open, lane_close, round, snapshot,
             restore, fork, drop_snapshot, sleep, wake, memory, stats, close,
         }
+        TfDrafterPlan {
+            struct_size, drafts, weight_bytes, mapped_bytes, lane_bytes, scratch_bytes,
+            snapshot_bytes, snapshot_token_bytes,
+        }
+        TfMtpV1 { struct_size, reserved, plan, open, close }
+        TfDflashV1 { struct_size, reserved, plan, open, close }
         TfSampling { seed, temperature, top_p, min_p, top_k, reserved }
         TfLaneInput {
             struct_size, reserved, lane, position, tokens, token_count, draft_count, output_count,

@@ -28,6 +28,7 @@
 
 mod backend;
 mod descriptor;
+mod drafters;
 mod engine;
 mod host;
 pub mod layout;
@@ -37,6 +38,7 @@ mod value;
 
 pub use backend::*;
 pub use descriptor::*;
+pub use drafters::*;
 pub use engine::*;
 pub use host::*;
 pub use round::*;
@@ -55,6 +57,12 @@ pub const BACKEND_INTERFACE: &str = "tensorfold.backend/1";
 
 /// Id of [`TfEngineV1`].
 pub const ENGINE_INTERFACE: &str = "tensorfold.engine/1";
+
+/// Id of [`TfMtpV1`].
+pub const MTP_INTERFACE: &str = "tensorfold.mtp/1";
+
+/// Id of [`TfDflashV1`].
+pub const DFLASH_INTERFACE: &str = "tensorfold.dflash/1";
 
 /// Id of [`TfHostV1`].
 pub const HOST_INTERFACE: &str = "tensorfold.host/1";

@@ -9,8 +9,9 @@ use super::services::HostTable;
 use super::{CancelHandle, HostServices};
 use crate::PluginError;
 use crate::abi::{
-    ABI_MAJOR, BACKEND_INTERFACE, ENGINE_INTERFACE, Status, TF_STATUS_OK, TfBackendV1, TfConfigurationEntry,
-    TfDescriptor, TfDeviceFit, TfDeviceIdentity, TfDeviceInfo, TfEngineV1, TfError, TfInit, TfStr,
+    ABI_MAJOR, BACKEND_INTERFACE, DFLASH_INTERFACE, ENGINE_INTERFACE, MTP_INTERFACE, Status, TF_STATUS_OK,
+    TfBackendV1, TfConfigurationEntry, TfDescriptor, TfDeviceFit, TfDeviceIdentity, TfDeviceInfo, TfDflashV1,
+    TfEngineV1, TfError, TfInit, TfMtpV1, TfStr,
 };
 use crate::device::{DeviceFit, DeviceIdentity, DeviceInfo, DeviceMemory};
 use crate::plugin::raw::{identity_from_raw, raw_identity};
@@ -66,6 +67,8 @@ pub struct InitOptions {
 pub struct PluginClient {
     pub(super) backend: &'static TfBackendV1,
     pub(super) engine: Option<&'static TfEngineV1>,
+    pub(super) mtp: Option<&'static TfMtpV1>,
+    pub(super) dflash: Option<&'static TfDflashV1>,
     pub(super) host: HostTable,
     /// Where functions of class `[control]` run.
     control: ControlThread,
@@ -134,7 +137,8 @@ impl PluginClient {
                 release_error
             ]
         );
-        let engine = if offered.iter().any(|id| id == ENGINE_INTERFACE) {
+        let offers = |id: &str| offered.iter().any(|offered| offered == id);
+        let engine = if offers(ENGINE_INTERFACE) {
             // SAFETY: as above.
             let engine = unsafe { table::<TfEngineV1>(get, ENGINE_INTERFACE)? };
             require!(
@@ -162,14 +166,37 @@ impl PluginClient {
         } else {
             None
         };
+        let (mut mtp, mut dflash) = (None, None);
+        if offers(MTP_INTERFACE) {
+            // SAFETY: as above.
+            let table = unsafe { table::<TfMtpV1>(get, MTP_INTERFACE)? };
+            require!(table, MTP_INTERFACE, [plan, open, close]);
+            mtp = Some(table);
+        }
+        if offers(DFLASH_INTERFACE) {
+            // SAFETY: as above.
+            let table = unsafe { table::<TfDflashV1>(get, DFLASH_INTERFACE)? };
+            require!(table, DFLASH_INTERFACE, [plan, open, close]);
+            dflash = Some(table);
+        }
         let host = HostTable::leak(services, configuration);
         let control = ControlThread::start().map_err(|error| InterfaceError::NoThread(error.to_string()))?;
-        Ok(Arc::new(PluginClient { backend, engine, host, control }))
+        Ok(Arc::new(PluginClient { backend, engine, mtp, dflash, host, control }))
     }
 
     /// Whether the plugin runs models.
     pub fn offers_engine(&self) -> bool {
         self.engine.is_some()
+    }
+
+    /// Whether the plugin's engines draft with a checkpoint's own head.
+    pub fn offers_mtp(&self) -> bool {
+        self.mtp.is_some()
+    }
+
+    /// Whether the plugin's engines run external block drafters.
+    pub fn offers_dflash(&self) -> bool {
+        self.dflash.is_some()
     }
 
     /// A handle for cancelling work of this plugin.

@@ -2,10 +2,10 @@
 
 use std::ffi::c_void;
 use std::ops::ControlFlow;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::model::RawModel;
-use super::{CancelHandle, DeviceClient, EngineSetup, ModelSource};
+use super::{CancelHandle, DeviceClient, EngineSetup, ModelSource, TensorSource};
 use crate::PluginError;
 use crate::abi::{
     Status, TF_STATUS_CANCELLED, TF_STATUS_OK, TF_UNKNOWN, TfEngineInfo, TfEngineMemory, TfEngineStats,
@@ -29,6 +29,20 @@ unsafe extern "C" fn report(context: *mut c_void, done: u64, total: u64, what: T
     u8::from(!matches!(outcome, Ok(ControlFlow::Continue(()))))
 }
 
+/// Runs a call that reports to `progress`.
+pub(super) fn with_progress<T>(
+    mut progress: impl FnMut(u64, u64, &str) -> ControlFlow<()> + Send,
+    call: impl FnOnce(&TfProgress) -> T,
+) -> T {
+    let mut callback: ProgressFn<'_> = &mut progress;
+    call(&TfProgress {
+        struct_size: size_of::<TfProgress>() as u32,
+        reserved: 0,
+        context: (&raw mut callback).cast(),
+        report: Some(report),
+    })
+}
+
 impl DeviceClient {
     fn engine_table(&self) -> Result<&'static TfEngineV1, PluginError> {
         self.plugin.engine.ok_or_else(|| PluginError::unsupported("this plugin runs no models"))
@@ -40,7 +54,7 @@ impl DeviceClient {
     /// What the plugin says.
     pub fn plan(&self, model: &dyn ModelSource, setup: &EngineSetup) -> Result<TfMemoryPlan, PluginError> {
         let call = self.engine_table()?.plan.expect("checked in new");
-        let raw = RawModel::new(model, false)?;
+        let raw = RawModel::of_model(model, false)?;
         let mut plan =
             TfMemoryPlan { struct_size: size_of::<TfMemoryPlan>() as u32, ..TfMemoryPlan::default() };
         // SAFETY: the table's contract; everything is borrowed for the call.
@@ -57,48 +71,48 @@ impl DeviceClient {
         self: &Arc<Self>,
         model: Arc<dyn ModelSource>,
         setup: &EngineSetup,
-        mut progress: impl FnMut(u64, u64, &str) -> ControlFlow<()> + Send,
+        progress: impl FnMut(u64, u64, &str) -> ControlFlow<()> + Send,
     ) -> Result<EngineClient, PluginError> {
         let table = self.engine_table()?;
         let call = table.open_engine.expect("checked in new");
-        let raw = RawModel::new(&*model, true)?;
-        let mut callback: ProgressFn<'_> = &mut progress;
-        let raw_progress = TfProgress {
-            struct_size: size_of::<TfProgress>() as u32,
-            reserved: 0,
-            context: (&raw mut callback).cast(),
-            report: Some(report),
-        };
+        let raw = RawModel::of_model(&*model, true)?;
         let mut handle = 0;
-        let opening = &self.plugin.host.context.opening;
-        *opening.write().unwrap_or_else(PoisonError::into_inner) = Some(model.clone());
-        // SAFETY: the table's contract; the bytes live as long as the source, which the client
-        // below keeps until it has closed the engine.
-        let opened = self.plugin.control(|error| unsafe {
-            call(self.handle, &raw.raw(), &setup.raw(), &raw_progress, &mut handle, error)
-        });
-        *opening.write().unwrap_or_else(PoisonError::into_inner) = None;
-        opened?;
+        let opening = self.plugin.host.context.opening(model.clone());
+        with_progress(progress, |progress| {
+            // SAFETY: the table's contract; the bytes live as long as the source, which the client
+            // below keeps until it has closed the engine.
+            self.plugin.control(|error| unsafe {
+                call(self.handle, &raw.raw(), &setup.raw(), progress, &mut handle, error)
+            })
+        })?;
+        drop(opening);
         if handle == 0 {
             return Err(PluginError::internal("the plugin opened an engine but named it 0"));
         }
         let selectable = model.spec().selectable_vocabulary;
-        let shared = Arc::new(OpenEngineHandle { device: self.clone(), table, handle, _model: model });
+        let sources: Vec<Arc<dyn TensorSource>> = vec![model];
+        let shared =
+            Arc::new(OpenEngineHandle { device: self.clone(), table, handle, sources: Mutex::new(sources) });
         Ok(EngineClient { shared, selectable, scratch: Scratch::default() })
     }
 }
 
 /// An engine that is open; closed when the last reference goes.
-struct OpenEngineHandle {
-    device: Arc<DeviceClient>,
+pub(super) struct OpenEngineHandle {
+    pub(super) device: Arc<DeviceClient>,
     table: &'static TfEngineV1,
     handle: u64,
     /// The plugin reads the mapped files until the engine is closed.
-    _model: Arc<dyn ModelSource>,
+    sources: Mutex<Vec<Arc<dyn TensorSource>>>,
 }
 
 impl OpenEngineHandle {
-    fn call(&self, call: impl FnOnce(u64, *mut TfError) -> i32) -> Result<(), PluginError> {
+    /// Keeps what the plugin reads until the engine is closed.
+    pub(super) fn keep(&self, source: Arc<dyn TensorSource>) {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner).push(source);
+    }
+
+    pub(super) fn call(&self, call: impl FnOnce(u64, *mut TfError) -> i32) -> Result<(), PluginError> {
         self.device.plugin.call(|error| call(self.handle, error))
     }
 }
@@ -187,7 +201,7 @@ struct Scratch {
 
 /// A loaded model. Functions of class `[engine]` take `&mut self`, so they cannot overlap.
 pub struct EngineClient {
-    shared: Arc<OpenEngineHandle>,
+    pub(super) shared: Arc<OpenEngineHandle>,
     selectable: u32,
     scratch: Scratch,
 }

@@ -6,6 +6,7 @@
 
 mod client;
 mod control;
+mod drafters;
 mod engine;
 mod model;
 mod services;
@@ -15,5 +16,5 @@ mod tests;
 pub use client::{DeviceClient, InitOptions, InterfaceError, PluginClient};
 pub use control::GAVE_UP;
 pub use engine::{EngineClient, LaneOutcome, LaneRequest, MonitorClient, RoundOutcome};
-pub use model::{EngineSetup, ModelSource, ModelTensor};
+pub use model::{DrafterSource, EngineSetup, ModelSource, ModelTensor, TensorSource};
 pub use services::{CancelHandle, HostServices, LogRecord};

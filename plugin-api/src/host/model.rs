@@ -2,10 +2,11 @@
 
 use crate::PluginError;
 use crate::abi::{TF_MAX_RANK, TfEngineOptions, TfModel, TfStr, TfTensor};
+use crate::drafter_spec::DrafterSpec;
 use crate::model_spec::ModelSpec;
 use crate::plugin::{Dtype, Packed};
 
-/// One tensor of a [`ModelSource`].
+/// One tensor of a [`TensorSource`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelTensor {
     /// Canonical name; see [`crate::model_spec`].
@@ -22,14 +23,25 @@ pub struct ModelTensor {
     pub file_descriptor: Option<i32>,
 }
 
-/// Where a model's facts and bytes come from. An engine keeps its source until it is closed.
-pub trait ModelSource: Send + Sync + 'static {
-    /// The facts.
-    fn spec(&self) -> &ModelSpec;
+/// Where tensors come from.
+pub trait TensorSource: Send + Sync + 'static {
     /// The tensors.
     fn tensors(&self) -> &[ModelTensor];
-    /// The bytes of a tensor, by its place in [`tensors`](ModelSource::tensors).
+    /// The bytes of a tensor, by its place in [`tensors`](TensorSource::tensors).
     fn bytes(&self, tensor: usize) -> &[u8];
+}
+
+/// Where a model's facts and bytes come from. An engine keeps its source until it is closed.
+pub trait ModelSource: TensorSource {
+    /// The facts.
+    fn spec(&self) -> &ModelSpec;
+}
+
+/// Where a block drafter's facts and bytes come from. An engine keeps its source until it is
+/// closed.
+pub trait DrafterSource: TensorSource {
+    /// The facts.
+    fn spec(&self) -> &DrafterSpec;
 }
 
 /// How an engine is to be opened; see [`TfEngineOptions`].
@@ -67,15 +79,33 @@ impl EngineSetup {
     }
 }
 
-/// The C form of a model, with what it points to.
+/// The C form of a model or drafter, with what it points to.
 pub(super) struct RawModel<'a> {
     spec: String,
     tensors: Vec<TfTensor>,
-    _source: &'a dyn ModelSource,
+    _source: &'a dyn TensorSource,
 }
 
 impl<'a> RawModel<'a> {
-    pub(super) fn new(source: &'a dyn ModelSource, with_bytes: bool) -> Result<RawModel<'a>, PluginError> {
+    pub(super) fn of_model(
+        source: &'a dyn ModelSource,
+        with_bytes: bool,
+    ) -> Result<RawModel<'a>, PluginError> {
+        RawModel::new(source.spec().to_json(), source, with_bytes)
+    }
+
+    pub(super) fn of_drafter(
+        source: &'a dyn DrafterSource,
+        with_bytes: bool,
+    ) -> Result<RawModel<'a>, PluginError> {
+        RawModel::new(source.spec().to_json(), source, with_bytes)
+    }
+
+    fn new(
+        spec: String,
+        source: &'a dyn TensorSource,
+        with_bytes: bool,
+    ) -> Result<RawModel<'a>, PluginError> {
         let mut tensors = Vec::with_capacity(source.tensors().len());
         for (index, tensor) in source.tensors().iter().enumerate() {
             if tensor.shape.len() > TF_MAX_RANK {
@@ -103,7 +133,7 @@ impl<'a> RawModel<'a> {
                 reserved: 0,
             });
         }
-        Ok(RawModel { spec: source.spec().to_json(), tensors, _source: source })
+        Ok(RawModel { spec, tensors, _source: source })
     }
 
     pub(super) fn raw(&self) -> TfModel {

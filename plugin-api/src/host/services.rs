@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use super::ModelSource;
+use super::TensorSource;
 use crate::abi::{
     TF_LOG_ERROR, TF_LOG_TRACE, TF_STATUS_INTERNAL, TF_STATUS_INVALID_ARGUMENT, TF_STATUS_NOT_FOUND,
     TF_STATUS_OK, TfHostV1, TfLogRecord, TfStr,
@@ -107,8 +107,26 @@ pub(super) struct HostContext {
     services: Box<dyn HostServices>,
     configuration: HashMap<String, String>,
     pub(super) cancels: Arc<CancelRegistry>,
-    /// The model of the engine that is being opened.
-    pub(super) opening: RwLock<Option<Arc<dyn ModelSource>>>,
+    /// The model or drafter that is being opened.
+    opening: RwLock<Option<Arc<dyn TensorSource>>>,
+}
+
+impl HostContext {
+    /// Lets the plugin read these tensors through the host table until the result is dropped.
+    /// Models and drafters of one plugin are opened one at a time.
+    pub(super) fn opening(&self, source: Arc<dyn TensorSource>) -> Opening<'_> {
+        *self.opening.write().unwrap_or_else(PoisonError::into_inner) = Some(source);
+        Opening(self)
+    }
+}
+
+/// While it lives, a plugin can read what it opens.
+pub(super) struct Opening<'a>(&'a HostContext);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        *self.0.opening.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 /// A host table that lives to the end of the process.

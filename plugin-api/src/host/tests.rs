@@ -13,16 +13,21 @@ use crate::model_spec::{
     AttentionSpec, FeedForwardSpec, LayerSpec, MODEL_SPEC_VERSION, MixerSpec, ModelSpec, RopeScaling,
     RopeSpec,
 };
-use crate::plugin::__private::{Exported, Runtime, backend_table, engine_table, interface};
+use crate::plugin::__private::{Exported, Runtime, Tables, interface, tables};
 use crate::plugin::tests::{Successor, VOCABULARY, test_plugin};
 use crate::plugin::{Backend, Device, Dtype, Init, NextDrafts, PluginError};
 
 /// Each test needs statics of its own, so each names its own type of backend.
 macro_rules! own_plugin {
-    ($descriptor:ident, $backend:ident) => {
+    ($descriptor:ident, $backend:ident $(, $drafters:ident)?) => {
         struct $backend(Successor);
         impl Backend for $backend {
             const OFFERS_ENGINE: bool = true;
+            const OFFERS_MTP: bool = {
+                let drafters: &[&str] = &[$(stringify!($drafters)),*];
+                drafters.len() == 1
+            };
+            const OFFERS_DFLASH: bool = Self::OFFERS_MTP;
             fn init(init: Init<'_>) -> Result<Self, PluginError> {
                 Successor::init(init).map($backend)
             }
@@ -39,10 +44,12 @@ macro_rules! own_plugin {
                 self.0.shutdown()
             }
         }
-        use crate::abi::{ABI_MAJOR, TF_PLUGIN_MAGIC, TfEngineV1};
+        use crate::abi::{ABI_MAJOR, TF_PLUGIN_MAGIC};
         test_plugin!($descriptor, $backend);
     };
 }
+
+mod drafters;
 
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Vec<LogRecord>>>);
@@ -62,15 +69,18 @@ struct TinyModel {
     tensors: Vec<ModelTensor>,
 }
 
-impl ModelSource for TinyModel {
-    fn spec(&self) -> &ModelSpec {
-        &self.spec
-    }
+impl TensorSource for TinyModel {
     fn tensors(&self) -> &[ModelTensor] {
         &self.tensors
     }
     fn bytes(&self, _tensor: usize) -> &[u8] {
         &[1, 2, 3, 4]
+    }
+}
+
+impl ModelSource for TinyModel {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
     }
 }
 

@@ -12,16 +12,16 @@ use super::runtime::{
 };
 use super::{Host, Init, PluginError, Status, log, round};
 use crate::abi::{
-    BACKEND_INTERFACE, ENGINE_INTERFACE, TF_STATUS_OK, TfBackendV1, TfDeviceFit, TfDeviceIdentity,
-    TfDeviceInfo, TfEngineInfo, TfEngineMemory, TfEngineOptions, TfEngineStats, TfEngineV1, TfError, TfInit,
-    TfMemoryPlan, TfModel, TfProgress, TfRound, TfRoundResult, TfSnapshot, TfStr,
+    TfBackendV1, TfDeviceFit, TfDeviceIdentity, TfDeviceInfo, TfEngineInfo, TfEngineMemory, TfEngineOptions,
+    TfEngineStats, TfEngineV1, TfError, TfInit, TfMemoryPlan, TfModel, TfProgress, TfRound, TfRoundResult,
+    TfSnapshot, TfStr,
 };
 
 /// Borrows a struct that begins with its size.
 ///
 /// # Safety
 /// `raw` must be null or point to a struct that begins with its true size.
-unsafe fn sized<'a, T>(raw: *const T, what: &str) -> Result<&'a T, PluginError> {
+pub(super) unsafe fn sized<'a, T>(raw: *const T, what: &str) -> Result<&'a T, PluginError> {
     if raw.is_null() {
         return Err(PluginError::invalid(format!("{what} is null")));
     }
@@ -41,7 +41,7 @@ unsafe fn sized<'a, T>(raw: *const T, what: &str) -> Result<&'a T, PluginError> 
 ///
 /// # Safety
 /// As for [`sized`], and nothing else may use the struct meanwhile.
-unsafe fn sized_mut<'a, T>(raw: *mut T, what: &str) -> Result<&'a mut T, PluginError> {
+pub(super) unsafe fn sized_mut<'a, T>(raw: *mut T, what: &str) -> Result<&'a mut T, PluginError> {
     // SAFETY: passed on to the caller.
     unsafe { sized(raw.cast_const(), what)? };
     // SAFETY: checked by `sized`; the caller promises exclusivity.
@@ -50,7 +50,7 @@ unsafe fn sized_mut<'a, T>(raw: *mut T, what: &str) -> Result<&'a mut T, PluginE
 
 /// # Safety
 /// `raw` must be null or writable.
-unsafe fn put<T>(raw: *mut T, value: T, what: &str) -> Result<(), PluginError> {
+pub(super) unsafe fn put<T>(raw: *mut T, value: T, what: &str) -> Result<(), PluginError> {
     if raw.is_null() {
         return Err(PluginError::invalid(format!("the pointer for {what} is null")));
     }
@@ -60,7 +60,7 @@ unsafe fn put<T>(raw: *mut T, value: T, what: &str) -> Result<(), PluginError> {
 }
 
 /// Refuses a null pointer for an output before work is done whose result would be lost.
-fn not_null<T>(raw: *mut T, what: &str) -> Result<(), PluginError> {
+pub(super) fn not_null<T>(raw: *mut T, what: &str) -> Result<(), PluginError> {
     if raw.is_null() {
         return Err(PluginError::invalid(format!("the pointer for {what} is null")));
     }
@@ -211,7 +211,7 @@ unsafe extern "C" fn release_error(error: *mut TfError) {
 }
 
 /// The table `tensorfold.backend/1` of a backend.
-pub const fn backend_table<B: Exported>() -> TfBackendV1 {
+pub(super) const fn backend_table<B: Exported>() -> TfBackendV1 {
     TfBackendV1 {
         struct_size: size_of::<TfBackendV1>() as u32,
         reserved: 0,
@@ -302,7 +302,7 @@ unsafe extern "C" fn info<B: Exported>(engine: u64, info: *mut TfEngineInfo, err
 }
 
 /// Runs a call of class `[engine]`; a panic makes the engine unusable.
-fn with_engine<B: Exported, T>(
+pub(super) fn with_engine<B: Exported, T>(
     engine: u64,
     body: impl FnOnce(&mut EngineInner, Host) -> Result<T, PluginError>,
 ) -> Result<T, PluginError> {
@@ -460,7 +460,7 @@ unsafe extern "C" fn close<B: Exported>(engine: u64, error: *mut TfError) -> i32
 }
 
 /// The table `tensorfold.engine/1` of a backend.
-pub const fn engine_table<B: Exported>() -> TfEngineV1 {
+pub(super) const fn engine_table<B: Exported>() -> TfEngineV1 {
     TfEngineV1 {
         struct_size: size_of::<TfEngineV1>() as u32,
         reserved: 0,
@@ -480,53 +480,6 @@ pub const fn engine_table<B: Exported>() -> TfEngineV1 {
         stats: Some(stats::<B>),
         close: Some(close::<B>),
     }
-}
-
-/// Finds a table by id; null when it is not offered.
-///
-/// # Safety
-/// `id` must point to `length` readable bytes, or `length` must be 0.
-pub unsafe fn interface<B: Exported>(
-    id: *const u8,
-    length: u64,
-    backend: &'static TfBackendV1,
-    engine: &'static TfEngineV1,
-) -> *const std::ffi::c_void {
-    let mut found = std::ptr::null();
-    let body = || {
-        // SAFETY: the caller's promise.
-        let id = unsafe { crate::abi::slice(id, length) };
-        if id == BACKEND_INTERFACE.as_bytes() {
-            found = std::ptr::from_ref(backend).cast();
-        } else if id == ENGINE_INTERFACE.as_bytes() && B::OFFERS_ENGINE {
-            found = std::ptr::from_ref(engine).cast();
-        }
-        Ok(())
-    };
-    // SAFETY: a null error is allowed.
-    let status = unsafe { guard(std::ptr::null_mut(), body) };
-    if status == TF_STATUS_OK { found } else { std::ptr::null() }
-}
-
-/// FNV-1a over bytes, as 16 hex digits: tells builds apart whose manifests or versions differ.
-pub const fn fingerprint(parts: &[&[u8]]) -> [u8; 16] {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut part = 0;
-    while part < parts.len() {
-        let mut at = 0;
-        while at < parts[part].len() {
-            hash = (hash ^ parts[part][at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
-            at += 1;
-        }
-        part += 1;
-    }
-    let mut text = [0; 16];
-    let mut digit = 0;
-    while digit < 16 {
-        text[digit] = b"0123456789abcdef"[(hash >> (60 - 4 * digit) & 15) as usize];
-        digit += 1;
-    }
-    text
 }
 
 /// Exports a [`Backend`](crate::plugin::Backend) as a plugin: the manifest's section and symbol,
@@ -554,14 +507,11 @@ macro_rules! export_plugin {
             *include_bytes!($manifest);
 
         const _: () = {
-            use $crate::abi::{
-                ABI_MAJOR, ABI_MINOR, TF_PLUGIN_MAGIC, TfBackendV1, TfDescriptor, TfEngineV1, TfStr,
-            };
+            use $crate::abi::{ABI_MAJOR, ABI_MINOR, TF_PLUGIN_MAGIC, TfDescriptor, TfStr};
             use $crate::plugin::__private as private;
 
             static RUNTIME: private::Runtime<$backend> = private::Runtime::new();
-            static BACKEND: TfBackendV1 = private::backend_table::<$backend>();
-            static ENGINE: TfEngineV1 = private::engine_table::<$backend>();
+            static TABLES: private::Tables = private::tables::<$backend>();
 
             impl private::Exported for $backend {
                 fn runtime() -> &'static private::Runtime<Self> {
@@ -579,7 +529,7 @@ macro_rules! export_plugin {
 
             unsafe extern "C" fn get_interface(id: *const u8, length: u64) -> *const ::std::ffi::c_void {
                 // SAFETY: the contract of `get_interface`.
-                unsafe { private::interface::<$backend>(id, length, &BACKEND, &ENGINE) }
+                unsafe { private::interface::<$backend>(id, length, &TABLES) }
             }
 
             #[unsafe(export_name = "tensorfold_plugin_v1")]

@@ -31,12 +31,14 @@
 
 mod dlopen_note;
 mod export;
+mod export_drafters;
 mod guard;
 mod host;
 mod log;
 mod model;
 mod round;
 mod runtime;
+mod tables;
 /// Conversions that both sides use.
 pub(crate) mod raw {
     pub(crate) use super::runtime::{identity_from_raw, raw_identity};
@@ -45,26 +47,34 @@ pub(crate) mod raw {
 pub(crate) mod tests;
 
 pub use crate::abi::{
-    Status, TfEngineMemory as EngineMemory, TfEngineStats as EngineStats, TfLogprob as Logprob,
-    TfMemoryPlan as MemoryPlan, TfSnapshot as Snapshot,
+    Status, TfDrafterPlan as DrafterPlan, TfEngineMemory as EngineMemory, TfEngineStats as EngineStats,
+    TfLogprob as Logprob, TfMemoryPlan as MemoryPlan, TfSnapshot as Snapshot,
 };
 use crate::device::{DeviceFit, DeviceIdentity, DeviceInfo};
 pub use crate::error::PluginError;
 pub use host::{CancelToken, Host, Init};
-pub use model::{Dtype, EngineOptions, Model, Packed, Progress, Tensor, TensorBytes};
+pub use model::{Drafter, Dtype, EngineOptions, Model, Packed, Progress, Tensor, TensorBytes};
 pub use round::{AllowedTokens, DraftKind, LaneInput, LaneOutput, NextDrafts, RoundReport};
 
 #[doc(hidden)]
 pub mod __private {
     pub use super::dlopen_note::{DlopenNote, padded};
-    pub use super::export::{backend_table, engine_table, fingerprint, interface};
+
     pub use super::runtime::{Exported, Runtime};
+    pub use super::tables::{Tables, fingerprint, interface, tables};
 }
 
 /// A backend: the whole plugin, started once.
 pub trait Backend: Send + Sync + Sized + 'static {
     /// Whether the plugin offers `tensorfold.engine/1`. Without, it lists devices only.
     const OFFERS_ENGINE: bool;
+
+    /// Whether the plugin offers `tensorfold.mtp/1`: its engines draft with the checkpoint's own
+    /// head.
+    const OFFERS_MTP: bool = false;
+
+    /// Whether the plugin offers `tensorfold.dflash/1`: its engines run external block drafters.
+    const OFFERS_DFLASH: bool = false;
 
     /// Opens drivers and run-time libraries; no device, no thread that does work.
     ///
@@ -118,6 +128,30 @@ pub trait Device: Send + Sync {
         options: &EngineOptions<'_>,
         progress: &Progress<'_>,
     ) -> Result<OpenEngine, PluginError>;
+
+    /// What [`Engine::open_mtp`] would hold for this model. Arithmetic only; tensors come without
+    /// bytes.
+    ///
+    /// # Errors
+    /// [`Status::Unsupported`] for a head that the plugin cannot run, and unless implemented.
+    fn plan_mtp(&self, _model: &Model<'_>, _options: &EngineOptions<'_>) -> Result<DrafterPlan, PluginError> {
+        Err(PluginError::unsupported("this plugin drafts with no head"))
+    }
+
+    /// What [`Engine::open_dflash`] would hold for this model and drafter. Arithmetic only;
+    /// tensors come without bytes.
+    ///
+    /// # Errors
+    /// [`Status::Unsupported`] for a drafter that the plugin cannot run or that does not fit the
+    /// model, and unless implemented.
+    fn plan_dflash(
+        &self,
+        _model: &Model<'_>,
+        _drafter: &Drafter<'_>,
+        _options: &EngineOptions<'_>,
+    ) -> Result<DrafterPlan, PluginError> {
+        Err(PluginError::unsupported("this plugin runs no external drafter"))
+    }
 }
 
 /// A loaded model, as [`Device::open_engine`] returns it.
@@ -220,6 +254,41 @@ pub trait Engine: Send {
     /// [`Status::Unsupported`] unless implemented.
     fn wake(&mut self, _progress: &Progress<'_>) -> Result<(), PluginError> {
         Err(PluginError::unsupported("this engine does not sleep"))
+    }
+
+    /// Makes the checkpoint's own head ready and says how many drafts it makes for a lane in a
+    /// round, at most. There are no lanes and no snapshots yet.
+    ///
+    /// # Errors
+    /// [`Status::Busy`] when there are; [`Status::Unsupported`] unless implemented.
+    fn open_mtp(&mut self, _progress: &Progress<'_>) -> Result<u32, PluginError> {
+        Err(PluginError::unsupported("this engine drafts with no head"))
+    }
+
+    /// Frees what [`open_mtp`](Engine::open_mtp) took.
+    ///
+    /// # Errors
+    /// [`Status::Busy`] while lanes or snapshots are there.
+    fn close_mtp(&mut self) -> Result<(), PluginError> {
+        Err(PluginError::unsupported("this engine drafts with no head"))
+    }
+
+    /// Loads an external block drafter and says how many drafts it makes for a lane in a round,
+    /// at most. There are no lanes and no snapshots yet. The bytes of its tensors may be used
+    /// until [`close_dflash`](Engine::close_dflash) or the engine's end.
+    ///
+    /// # Errors
+    /// [`Status::Busy`] when there are; [`Status::Unsupported`] unless implemented.
+    fn open_dflash(&mut self, _drafter: &Drafter<'_>, _progress: &Progress<'_>) -> Result<u32, PluginError> {
+        Err(PluginError::unsupported("this engine runs no external drafter"))
+    }
+
+    /// Frees what [`open_dflash`](Engine::open_dflash) took.
+    ///
+    /// # Errors
+    /// [`Status::Busy`] while lanes or snapshots are there.
+    fn close_dflash(&mut self) -> Result<(), PluginError> {
+        Err(PluginError::unsupported("this engine runs no external drafter"))
     }
 }
 

@@ -6,6 +6,7 @@ use crate::abi::{
     TF_DTYPE_BF16, TF_DTYPE_F16, TF_DTYPE_F32, TF_DTYPE_U8, TF_DTYPE_U32, TF_MAX_RANK, TfEngineOptions,
     TfModel, TfProgress, TfStr, TfTensor,
 };
+use crate::drafter_spec::DrafterSpec;
 use crate::model_spec::ModelSpec;
 
 /// Element type of a tensor.
@@ -156,14 +157,47 @@ impl<'a> Model<'a> {
         let spec = ModelSpec::from_json(unsafe { text(raw.spec)? })
             .map_err(|error| PluginError::invalid(error.to_string()))?;
         // SAFETY: as above.
-        let raw_tensors = unsafe { crate::abi::slice(raw.tensors, raw.tensor_count) };
-        let mut tensors = Vec::with_capacity(raw_tensors.len());
-        for tensor in raw_tensors {
-            // SAFETY: as above.
-            tensors.push(unsafe { tensor_from_raw(tensor)? });
-        }
-        Ok(Model::new(spec, tensors))
+        Ok(Model::new(spec, unsafe { tensors_from_raw(raw)? }))
     }
+}
+
+/// An external block drafter: its facts and its tensors.
+pub struct Drafter<'a> {
+    /// The facts.
+    pub spec: DrafterSpec,
+    /// The tensors, sorted by name.
+    pub tensors: Vec<Tensor<'a>>,
+}
+
+impl<'a> Drafter<'a> {
+    /// A drafter from parts, for tests.
+    pub fn new(spec: DrafterSpec, mut tensors: Vec<Tensor<'a>>) -> Drafter<'a> {
+        tensors.sort_by(|a, b| a.name.cmp(b.name));
+        Drafter { spec, tensors }
+    }
+
+    /// # Safety
+    /// `raw` must follow the contract of [`TfModel`] for the duration of `'a`.
+    pub(super) unsafe fn from_raw(raw: &'a TfModel) -> Result<Drafter<'a>, PluginError> {
+        // SAFETY: the caller's promise, here and below.
+        let spec = DrafterSpec::from_json(unsafe { text(raw.spec)? })
+            .map_err(|error| PluginError::invalid(error.to_string()))?;
+        // SAFETY: as above.
+        Ok(Drafter::new(spec, unsafe { tensors_from_raw(raw)? }))
+    }
+}
+
+/// # Safety
+/// `raw` must follow the contract of [`TfModel`] for the duration of `'a`.
+unsafe fn tensors_from_raw<'a>(raw: &'a TfModel) -> Result<Vec<Tensor<'a>>, PluginError> {
+    // SAFETY: the caller's promise, here and below.
+    let raw_tensors = unsafe { crate::abi::slice(raw.tensors, raw.tensor_count) };
+    let mut tensors = Vec::with_capacity(raw_tensors.len());
+    for tensor in raw_tensors {
+        // SAFETY: as above.
+        tensors.push(unsafe { tensor_from_raw(tensor)? });
+    }
+    Ok(tensors)
 }
 
 /// # Safety

@@ -13,8 +13,7 @@ macro_rules! test_plugin {
         #[allow(non_local_definitions, reason = "each test needs statics of its own")]
         pub(crate) static $name: TfDescriptor = {
             static RUNTIME: Runtime<$backend> = Runtime::new();
-            static BACKEND: TfBackendV1 = backend_table::<$backend>();
-            static ENGINE: TfEngineV1 = engine_table::<$backend>();
+            static TABLES: Tables = tables::<$backend>();
             impl Exported for $backend {
                 fn runtime() -> &'static Runtime<Self> {
                     &RUNTIME
@@ -22,7 +21,7 @@ macro_rules! test_plugin {
             }
             unsafe extern "C" fn get(id: *const u8, length: u64) -> *const std::ffi::c_void {
                 // SAFETY: the contract of `get_interface`.
-                unsafe { interface::<$backend>(id, length, &BACKEND, &ENGINE) }
+                unsafe { interface::<$backend>(id, length, &TABLES) }
             }
             TfDescriptor {
                 magic: TF_PLUGIN_MAGIC,
@@ -52,6 +51,8 @@ pub(crate) const VOCABULARY: u32 = 20;
 
 impl Backend for Successor {
     const OFFERS_ENGINE: bool = true;
+    const OFFERS_MTP: bool = true;
+    const OFFERS_DFLASH: bool = true;
 
     fn init(init: Init<'_>) -> Result<Self, PluginError> {
         init.check_keys(&["fail"])?;
@@ -117,6 +118,26 @@ impl Device for OnlyDevice {
         Ok(MemoryPlan { lanes: options.lanes, lane_bytes: 8 * options.context, ..MemoryPlan::default() })
     }
 
+    fn plan_mtp(&self, model: &Model<'_>, options: &EngineOptions<'_>) -> Result<DrafterPlan, PluginError> {
+        if model.spec.mtp.is_none() {
+            return Err(PluginError::unsupported("the model has no head"));
+        }
+        Ok(DrafterPlan { drafts: 3, lane_bytes: options.context, ..DrafterPlan::default() })
+    }
+
+    fn plan_dflash(
+        &self,
+        model: &Model<'_>,
+        drafter: &Drafter<'_>,
+        options: &EngineOptions<'_>,
+    ) -> Result<DrafterPlan, PluginError> {
+        if model.spec.hidden_size != drafter.spec.hidden_size {
+            return Err(PluginError::unsupported("another hidden size"));
+        }
+        let drafts = drafter.spec.block_size - 1;
+        Ok(DrafterPlan { drafts, lane_bytes: 2 * options.context, ..DrafterPlan::default() })
+    }
+
     fn open_engine(
         &self,
         model: &Model<'_>,
@@ -132,6 +153,7 @@ impl Device for OnlyDevice {
                 lanes: Handles::new(3),
                 snapshots: Handles::new(4),
                 bytes,
+                drafter: None,
                 vocabulary: model.spec.selectable_vocabulary,
                 counts: counts.clone(),
             }),
@@ -174,8 +196,18 @@ struct Succession {
     lanes: Handles<Vec<u32>>,
     snapshots: Handles<Vec<u32>>,
     bytes: TensorBytes,
+    drafter: Option<TensorBytes>,
     vocabulary: u32,
     counts: Arc<Counts>,
+}
+
+impl Succession {
+    fn idle(&self) -> Result<(), PluginError> {
+        match self.lanes.is_empty() && self.snapshots.is_empty() {
+            true => Ok(()),
+            false => Err(PluginError::new(Status::Busy, "lanes or snapshots are there")),
+        }
+    }
 }
 
 impl Engine for Succession {
@@ -249,6 +281,32 @@ impl Engine for Succession {
 
     fn drop_snapshot(&mut self, snapshot: u64) -> Result<(), PluginError> {
         self.snapshots.remove(snapshot, "snapshot").map(drop)
+    }
+
+    fn open_mtp(&mut self, progress: &Progress<'_>) -> Result<u32, PluginError> {
+        self.idle()?;
+        progress.report(1, 1, "the head")?;
+        Ok(3)
+    }
+
+    fn close_mtp(&mut self) -> Result<(), PluginError> {
+        self.idle()
+    }
+
+    fn open_dflash(&mut self, drafter: &Drafter<'_>, progress: &Progress<'_>) -> Result<u32, PluginError> {
+        self.idle()?;
+        progress.report(1, 1, "the drafter")?;
+        self.drafter = drafter.tensors[0].data;
+        // A block of two rows is a drafter that this one cannot run, but does not refuse.
+        Ok(drafter.spec.block_size - 2)
+    }
+
+    fn close_dflash(&mut self) -> Result<(), PluginError> {
+        self.idle()?;
+        let bytes = self.drafter.take().ok_or_else(|| PluginError::invalid("no drafter is open"))?;
+        // SAFETY: the drafter is open until this call ends.
+        assert_eq!(unsafe { bytes.get() }, [9, 8]);
+        Ok(())
     }
 }
 

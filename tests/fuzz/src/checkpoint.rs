@@ -6,7 +6,7 @@ use tensorfold::checkpoint::{Checkpoint, CheckpointSource, ElementType, survey};
 use tensorfold_kernels::cpu::CpuDevice;
 use tensorfold_kernels::executor::{self, Options};
 use tensorfold_kernels::weights::{self, TensorView, Tensors};
-use tensorfold_plugin_api::host::ModelSource as _;
+use tensorfold_plugin_api::host::{ModelSource as _, TensorSource as _};
 use tensorfold_plugin_api::model_spec::ModelSpec;
 use tensorfold_plugin_api::plugin::Dtype;
 

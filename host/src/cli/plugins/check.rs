@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tensorfold_plugin_api::abi::{BACKEND_INTERFACE, DESCRIPTOR_SYMBOL, ENGINE_INTERFACE, MANIFEST_SYMBOL};
+use tensorfold_plugin_api::abi::{
+    BACKEND_INTERFACE, DESCRIPTOR_SYMBOL, DFLASH_INTERFACE, ENGINE_INTERFACE, MANIFEST_SYMBOL, MTP_INTERFACE,
+};
 use tensorfold_plugin_api::attest::ROOT_MODULE_SYMBOL;
 
 use super::{Output, describe, find, names_a_file};
@@ -59,7 +61,9 @@ pub(super) fn run(
         .manifest
         .iter()
         .flat_map(|manifest| &manifest.abi.interfaces)
-        .filter(|id| ![BACKEND_INTERFACE, ENGINE_INTERFACE].contains(&id.as_str()))
+        .filter(|id| {
+            ![BACKEND_INTERFACE, ENGINE_INTERFACE, MTP_INTERFACE, DFLASH_INTERFACE].contains(&id.as_str())
+        })
         .cloned()
         .collect();
     for id in unknown {

@@ -5,14 +5,14 @@ use std::ffi::c_void;
 
 use abi_stable::StableAbi;
 use tensorfold_plugin_api::abi::{
-    ABI_MAJOR, ABI_MINOR, ENGINE_INTERFACE, TF_PLUGIN_MAGIC, TfBackendV1, TfDescriptor, TfStr,
+    ABI_MAJOR, ABI_MINOR, ENGINE_INTERFACE, TF_PLUGIN_MAGIC, TfDescriptor, TfStr,
 };
 use tensorfold_plugin_api::attest::__private::{
     __call_root_module_loader, CheckTypeLayout, LibHeader, PrefixTypeTrait as _, RootModuleResult,
 };
 use tensorfold_plugin_api::attest::{AttestedInterface, PluginRoot, PluginRootRef};
 use tensorfold_plugin_api::device::{DeviceFit, DeviceIdentity, DeviceInfo};
-use tensorfold_plugin_api::plugin::__private::{Exported, Runtime, backend_table, engine_table, interface};
+use tensorfold_plugin_api::plugin::__private::{Exported, Runtime, Tables, interface, tables};
 use tensorfold_plugin_api::plugin::{Backend, Device, Init, PluginError};
 
 struct Misshapen;
@@ -38,8 +38,7 @@ impl Backend for Misshapen {
 }
 
 static RUNTIME: Runtime<Misshapen> = Runtime::new();
-static BACKEND: TfBackendV1 = backend_table::<Misshapen>();
-static ENGINE: tensorfold_plugin_api::abi::TfEngineV1 = engine_table::<Misshapen>();
+static TABLES: Tables = tables::<Misshapen>();
 
 impl Exported for Misshapen {
     fn runtime() -> &'static Runtime<Self> {
@@ -118,7 +117,7 @@ mod believed {
 
 unsafe extern "C" fn get_interface(id: *const u8, length: u64) -> *const c_void {
     // SAFETY: the contract of `get_interface`.
-    unsafe { interface::<Misshapen>(id, length, &BACKEND, &ENGINE) }
+    unsafe { interface::<Misshapen>(id, length, &TABLES) }
 }
 
 /// The manifest, where hosts read it without loading the library.
