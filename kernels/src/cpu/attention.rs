@@ -43,7 +43,7 @@ pub(crate) struct Heads {
 
 impl Heads {
     /// Query heads that share a key/value head.
-    fn group(self) -> usize {
+    pub(super) fn group(self) -> usize {
         self.queries / self.keys
     }
 
@@ -60,6 +60,7 @@ impl Heads {
 #[derive(Clone)]
 pub struct KeyValues {
     heads: Heads,
+    /// Those that were forgotten hold nothing.
     pages: Vec<Arc<Vec<f32>>>,
     tokens: usize,
 }
@@ -76,7 +77,7 @@ impl KeyValues {
 
     /// Bytes held; pages that forks share count in full.
     pub fn bytes(&self) -> usize {
-        self.pages.len() * self.heads.page_floats() * size_of::<f32>()
+        self.pages.iter().map(|page| page.len() * size_of::<f32>()).sum()
     }
 
     /// The rotated key of one position and head.
@@ -105,8 +106,22 @@ impl KeyValues {
         self.pages.truncate(self.tokens.div_ceil(PAGE));
     }
 
+    /// The shape.
+    pub(super) fn heads(&self) -> Heads {
+        self.heads
+    }
+
+    /// Frees the pages that hold only positions before `position`.
+    pub(super) fn forget(&mut self, position: usize) {
+        let whole = position.min(self.tokens) / PAGE;
+        // What was forgotten before is at the front.
+        for page in self.pages[..whole].iter_mut().rev().take_while(|page| !page.is_empty()) {
+            *page = Arc::default();
+        }
+    }
+
     /// Appends rotated keys and values, row by row.
-    fn append(&mut self, keys: &[f32], values: &[f32]) {
+    pub(super) fn append(&mut self, keys: &[f32], values: &[f32]) {
         let Heads { keys: heads, size, .. } = self.heads;
         let width = heads * size;
         for (key, value) in keys.chunks_exact(width).zip(values.chunks_exact(width)) {
@@ -128,7 +143,7 @@ impl KeyValues {
     }
 
     /// Keys and values of one head in one page.
-    fn page(&self, page: usize, head: usize) -> (&[f32], &[f32]) {
+    pub(super) fn page(&self, page: usize, head: usize) -> (&[f32], &[f32]) {
         let size = self.heads.size;
         self.pages[page][head * 2 * PAGE * size..][..2 * PAGE * size].split_at(PAGE * size)
     }
@@ -312,7 +327,7 @@ impl Kernel for Merge<'_> {
 }
 
 #[inline(always)]
-fn exp_one<S: Simd>(s: S, x: f32) -> f32 {
+pub(super) fn exp_one<S: Simd>(s: S, x: f32) -> f32 {
     let mut lanes = [0.0; LANES];
     s.store(s.exp(s.splat(x)), &mut lanes);
     lanes[0]
@@ -380,7 +395,7 @@ impl Kernel for Attend<'_, '_> {
 
 /// Scores of `H` heads over a page; returns `H`.
 #[inline(always)]
-fn page_scores<S: Simd, const H: usize>(
+pub(super) fn page_scores<S: Simd, const H: usize>(
     s: S,
     query: &[f32],
     keys: &[f32],
@@ -467,7 +482,7 @@ fn page_heads<S: Simd>(
 
 /// Adds a page's values for `H` heads; returns `H`.
 #[inline(always)]
-fn page_values<S: Simd, const H: usize>(
+pub(super) fn page_values<S: Simd, const H: usize>(
     s: S,
     weights: &[[f32; PAGE]],
     values: &[f32],

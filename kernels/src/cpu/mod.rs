@@ -4,12 +4,14 @@
 //! depend neither on the number of threads nor on the instruction set.
 
 mod attention;
+mod block;
 mod delta;
 mod embed;
 mod experts;
 mod matmul;
 mod pool;
 mod rowwise;
+mod select;
 mod simd;
 mod tiles;
 

@@ -12,6 +12,7 @@
 //!   fails, or that was cancelled for a lane, leaves the lane at a position
 //!   that it names, never in between.
 
+mod block;
 mod feed_forward;
 mod forward;
 mod lane;
@@ -24,6 +25,10 @@ use std::sync::Arc;
 
 use tensorfold_plugin_api::model_spec::{MixerSpec, ModelSpec};
 
+pub use block::{
+    AbsorbLane, BlockContext, BlockDrafter, BlockObserver, BlockPoint, DraftLane, Drafts, TargetEnds,
+    check_block,
+};
 pub use lane::{Lane, LaneLayer};
 pub use observe::{Observer, Point};
 pub use plan::{MemoryPlan, Options, Unsupported, memory_plan, supported};

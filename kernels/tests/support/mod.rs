@@ -62,6 +62,37 @@ impl Vectors {
     }
 }
 
+/// A safetensors file of weights.
+pub struct File(Vec<u8>);
+
+impl File {
+    /// Reads a file below `tests`.
+    pub fn open(path: &str) -> File {
+        File(std::fs::read(tests_folder().join(path)).unwrap_or_else(|e| panic!("{path}: {e}")))
+    }
+
+    /// Its tensors, none of them packed, under the names that `rename` gives them.
+    pub fn tensors(&self, rename: impl Fn(&str) -> Option<String>) -> Tensors<'_> {
+        let file = SafeTensors::deserialize(&self.0).unwrap();
+        let mut tensors = Tensors::new();
+        for (name, view) in file.iter() {
+            let Some(name) = rename(name) else { continue };
+            let element = match view.dtype() {
+                Dtype::F32 => ElementType::F32,
+                Dtype::F16 => ElementType::F16,
+                Dtype::BF16 => ElementType::Bf16,
+                other => panic!("{name} is {other:?}"),
+            };
+            // The file outlives its parsed index.
+            let start = view.data().as_ptr() as usize - self.0.as_ptr() as usize;
+            let bytes = &self.0[start..start + view.data().len()];
+            let shape = view.shape().to_vec();
+            tensors.insert(name, TensorView { element, shape, packed: None, bytes });
+        }
+        tensors
+    }
+}
+
 /// The largest absolute difference.
 pub fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());

@@ -23,10 +23,14 @@
 //! leading rows of a buffer that an operation uses. The executor passes only
 //! shapes that [`Device::limits`] allows.
 
+mod block;
+
 use std::ops::Range;
 
 use tensorfold_plugin_api::model_spec::{AttentionSpec, GatedDeltaSpec};
 use tensorfold_plugin_api::sampling::Sampling;
+
+pub use block::{BlockDevice, BlockLane, Mix, SelectLane, Selector, Sight};
 
 use crate::weights::MatrixView;
 
