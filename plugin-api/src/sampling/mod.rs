@@ -21,6 +21,8 @@
 //! Nothing here panics or allocates for a greedy row, and nothing here keeps
 //! state: two calls with equal arguments give equal tokens.
 
+pub mod rejection;
+
 /// How a token is drawn from a row of logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
