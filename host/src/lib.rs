@@ -3,6 +3,7 @@
 pub mod checkpoint;
 pub mod cli;
 pub mod convert;
+pub mod drafter;
 pub mod engine;
 pub mod plugins;
 pub mod server;

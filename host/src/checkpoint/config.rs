@@ -13,7 +13,7 @@ use super::foreign;
 
 /// A parsed `config.json`.
 #[derive(Clone, Debug)]
-pub(super) struct Config {
+pub(crate) struct Config {
     path: PathBuf,
     root: Map<String, Value>,
 }
@@ -23,7 +23,7 @@ impl Config {
     ///
     /// # Errors
     /// When it is absent, cannot be read, or is not a JSON object.
-    pub(super) fn read(folder: &Folder) -> Result<Config, CheckpointError> {
+    pub(crate) fn read(folder: &Folder) -> Result<Config, CheckpointError> {
         let path = folder.join("config.json");
         let Some(text) = folder.read_limited("config.json", Folder::METADATA_LIMIT)? else {
             let fix = match foreign::advice(&folder.names()?) {
@@ -41,25 +41,25 @@ impl Config {
     ///
     /// # Errors
     /// When it is not a JSON object.
-    pub(super) fn parse(path: &Path, text: &[u8]) -> Result<Config, CheckpointError> {
+    pub(crate) fn parse(path: &Path, text: &[u8]) -> Result<Config, CheckpointError> {
         let root = serde_json::from_slice(text)
             .map_err(|source| CheckpointError::Json { path: path.into(), source })?;
         Ok(Config { path: path.into(), root })
     }
 
     /// Where it was read from.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// The top level.
-    pub(super) fn top(&self) -> Section<'_> {
+    pub(crate) fn top(&self) -> Section<'_> {
         Section { path: &self.path, prefix: String::new(), map: &self.root }
     }
 
     /// The text model's section: `text_config` where there is one, else the
     /// top level.
-    pub(super) fn text(&self) -> Section<'_> {
+    pub(crate) fn text(&self) -> Section<'_> {
         match self.root.get("text_config") {
             Some(Value::Object(map)) => Section { path: &self.path, prefix: "text_config.".into(), map },
             _ => self.top(),
@@ -70,7 +70,7 @@ impl Config {
     ///
     /// # Errors
     /// When it is absent or not a string.
-    pub(super) fn model_type(&self) -> Result<&str, CheckpointError> {
+    pub(crate) fn model_type(&self) -> Result<&str, CheckpointError> {
         let problem = match self.root.get("model_type") {
             Some(Value::String(name)) => return Ok(name),
             None | Some(Value::Null) => "is missing; it names the model's family".to_owned(),
@@ -84,7 +84,7 @@ impl Config {
     ///
     /// # Errors
     /// When it is not a positive integer.
-    pub(super) fn context_window(&self) -> Result<Option<u32>, CheckpointError> {
+    pub(crate) fn context_window(&self) -> Result<Option<u32>, CheckpointError> {
         let text = self.text().integer("max_position_embeddings")?;
         Ok(if text.is_some() { text } else { self.top().integer("max_position_embeddings")? })
     }
@@ -92,7 +92,7 @@ impl Config {
 
 /// One object of a config. A key that is `null` counts as absent.
 #[derive(Clone, Debug)]
-pub(super) struct Section<'a> {
+pub(crate) struct Section<'a> {
     path: &'a Path,
     prefix: String,
     map: &'a Map<String, Value>,
@@ -100,12 +100,12 @@ pub(super) struct Section<'a> {
 
 impl<'a> Section<'a> {
     /// A key as it is.
-    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
     /// All keys and values.
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
         self.map.iter()
     }
 
@@ -113,7 +113,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// When the key holds something else.
-    pub(super) fn section(&self, key: &str) -> Result<Option<Section<'a>>, CheckpointError> {
+    pub(crate) fn section(&self, key: &str) -> Result<Option<Section<'a>>, CheckpointError> {
         let prefix = format!("{}{key}.", self.prefix);
         self.typed(key, "an object", |value| {
             value.as_object().map(|map| Section { path: self.path, prefix, map })
@@ -124,7 +124,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// When the key holds something else.
-    pub(super) fn integer(&self, key: &str) -> Result<Option<u32>, CheckpointError> {
+    pub(crate) fn integer(&self, key: &str) -> Result<Option<u32>, CheckpointError> {
         self.typed(key, "a positive integer", |value| {
             value.as_u64().and_then(|value| u32::try_from(value).ok()).filter(|&value| value > 0)
         })
@@ -134,7 +134,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// When the key holds something else.
-    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
         self.typed(key, "a number", |value| value.as_f64().filter(|value| value.is_finite()))
     }
 
@@ -142,7 +142,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// When the key holds something else.
-    pub(super) fn boolean(&self, key: &str) -> Result<Option<bool>, CheckpointError> {
+    pub(crate) fn boolean(&self, key: &str) -> Result<Option<bool>, CheckpointError> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
@@ -150,7 +150,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// When the key holds something else.
-    pub(super) fn string(&self, key: &str) -> Result<Option<&'a str>, CheckpointError> {
+    pub(crate) fn string(&self, key: &str) -> Result<Option<&'a str>, CheckpointError> {
         self.typed(key, "a string", Value::as_str)
     }
 
@@ -158,7 +158,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// When the key holds something else.
-    pub(super) fn array(&self, key: &str) -> Result<Option<&'a [Value]>, CheckpointError> {
+    pub(crate) fn array(&self, key: &str) -> Result<Option<&'a [Value]>, CheckpointError> {
         self.typed(key, "a list", |value| value.as_array().map(Vec::as_slice))
     }
 
@@ -166,7 +166,7 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// When it is absent too.
-    pub(super) fn required_integer(&self, key: &str) -> Result<u32, CheckpointError> {
+    pub(crate) fn required_integer(&self, key: &str) -> Result<u32, CheckpointError> {
         self.integer(key)?.ok_or_else(|| self.fault(key, "is missing; a positive integer is needed"))
     }
 
@@ -174,17 +174,17 @@ impl<'a> Section<'a> {
     ///
     /// # Errors
     /// When it is absent too.
-    pub(super) fn required_number(&self, key: &str) -> Result<f64, CheckpointError> {
+    pub(crate) fn required_number(&self, key: &str) -> Result<f64, CheckpointError> {
         self.number(key)?.ok_or_else(|| self.fault(key, "is missing; a number is needed"))
     }
 
     /// A fault at a key.
-    pub(super) fn fault(&self, key: &str, problem: impl Into<String>) -> CheckpointError {
+    pub(crate) fn fault(&self, key: &str, problem: impl Into<String>) -> CheckpointError {
         CheckpointError::value(self.path, format!("{}{key}", self.prefix), problem)
     }
 
     /// A key whose value asks for what this build does not compute.
-    pub(super) fn unsupported(&self, key: &str, needed: impl Into<String>) -> CheckpointError {
+    pub(crate) fn unsupported(&self, key: &str, needed: impl Into<String>) -> CheckpointError {
         let value = self.get(key).map(brief).unwrap_or_else(|| "absent".into());
         CheckpointError::unsupported(self.path, format!("{}{key} is {value}", self.prefix), needed)
     }
@@ -204,7 +204,7 @@ impl<'a> Section<'a> {
 }
 
 /// A value for a message, cut where it is long.
-pub(super) fn brief(value: &Value) -> String {
+pub(crate) fn brief(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}...", &text[..end]),

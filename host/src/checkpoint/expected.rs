@@ -6,7 +6,7 @@ use tensorfold_plugin_api::model_spec::{
 
 /// How a tensor may be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// A matrix that multiplies activations: plain or packed.
     Matrix,
     /// Norms, biases and the like: never packed.
@@ -17,12 +17,12 @@ pub(super) enum Kind {
 
 /// A tensor that the model needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Expected {
+pub(crate) struct Expected {
     /// Canonical name.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Logical shape: unpacked, row-major.
-    pub(super) shape: Vec<u64>,
-    pub(super) kind: Kind,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) kind: Kind,
 }
 
 /// All tensors of a model, from the embedding up, the prediction head last.
@@ -30,7 +30,7 @@ pub(super) struct Expected {
 /// Experts may lie in one stack, in three, or one by one: `stored` says whether
 /// a tensor of that canonical name is there, and the form of each layer shows
 /// in it.
-pub(super) fn expected_tensors(spec: &ModelSpec, stored: &dyn Fn(&str) -> bool) -> Vec<Expected> {
+pub(crate) fn expected_tensors(spec: &ModelSpec, stored: &dyn Fn(&str) -> bool) -> Vec<Expected> {
     let mut list = List { hidden: spec.hidden_size.into(), stored, tensors: Vec::new() };
     let hidden = list.hidden;
     list.matrix("embed", spec.vocabulary_rows.into(), hidden);

@@ -19,29 +19,29 @@ const HEADER_LIMIT: u64 = 100_000_000;
 
 /// An open safetensors file with a checked header.
 #[derive(Debug)]
-pub(super) struct TensorFile {
+pub(crate) struct TensorFile {
     /// Name within the checkpoint's folder.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Path for messages.
-    pub(super) path: PathBuf,
+    pub(crate) path: PathBuf,
     /// The open file, so that what is mapped later is what was checked.
-    pub(super) file: File,
+    pub(crate) file: File,
     /// Its length when it was checked, in bytes.
-    pub(super) length: u64,
+    pub(crate) length: u64,
     /// Its tensors by offset.
-    pub(super) tensors: Vec<StoredTensor>,
+    pub(crate) tensors: Vec<StoredTensor>,
 }
 
 /// A tensor as a file describes it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct StoredTensor {
-    pub(super) name: String,
-    pub(super) dtype: Dtype,
-    pub(super) shape: Vec<u64>,
+pub(crate) struct StoredTensor {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<u64>,
     /// From the start of the file, in bytes. Not aligned to anything.
-    pub(super) offset: u64,
+    pub(crate) offset: u64,
     /// In bytes.
-    pub(super) length: u64,
+    pub(crate) length: u64,
 }
 
 impl TensorFile {
@@ -49,7 +49,7 @@ impl TensorFile {
     ///
     /// # Errors
     /// When it cannot be read or its header does not describe it.
-    pub(super) fn open(folder: &Folder, name: &str) -> Result<Option<TensorFile>, CheckpointError> {
+    pub(crate) fn open(folder: &Folder, name: &str) -> Result<Option<TensorFile>, CheckpointError> {
         let Some((file, length)) = folder.open_file(name)? else { return Ok(None) };
         let path = folder.join(name);
         let unsound = |problem: String| CheckpointError::Safetensors { path: path.clone(), problem };
@@ -108,7 +108,7 @@ impl TensorFile {
     ///
     /// # Errors
     /// When the file changed or cannot be read.
-    pub(super) fn read(&self, tensor: &StoredTensor) -> Result<Vec<u8>, CheckpointError> {
+    pub(crate) fn read(&self, tensor: &StoredTensor) -> Result<Vec<u8>, CheckpointError> {
         let mut bytes = vec![0; tensor.length as usize];
         self.file
             .read_exact_at(&mut bytes, tensor.offset)

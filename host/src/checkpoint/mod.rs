@@ -51,6 +51,19 @@ pub use self::source::CheckpointSource;
 pub use self::tensors::Tensor;
 pub(crate) use self::vocabulary::TOKENIZER_LIMIT;
 
+/// What reading another kind of checkpoint shares with reading a model's.
+pub(crate) mod parts {
+    pub(crate) use super::config::{Config, Section, brief};
+    pub(crate) use super::expected::{Expected, Kind};
+    pub(crate) use super::families::rope;
+    pub(crate) use super::map;
+    pub(crate) use super::names::{Meaning, is_index, split_parameter};
+    pub(crate) use super::quantization::QuantizationTable;
+    pub(crate) use super::shards::Shards;
+    pub(crate) use super::source::handed_on;
+    pub(crate) use super::tensors::{NamedTensors, match_expected};
+}
+
 use self::config::Config;
 use self::families::Family;
 use self::generation::{GenerationConfig, stop_tokens};
@@ -186,7 +199,7 @@ fn describe(
     Ok((spec, tensors))
 }
 
-fn map(file: header::TensorFile) -> Result<MappedFile, CheckpointError> {
+pub(crate) fn map(file: header::TensorFile) -> Result<MappedFile, CheckpointError> {
     let failed = |source| CheckpointError::Read { path: file.path.clone(), source };
     // SAFETY: the map is read-only and private to this process, which never
     // writes the file. That another process may change or truncate the file is

@@ -19,7 +19,7 @@ pub(super) struct NameRules {
 
 /// What a stored name means.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Meaning {
+pub(crate) enum Meaning {
     /// A tensor of the model, by canonical name.
     Canonical(String),
     /// Not needed for text.
@@ -61,7 +61,7 @@ fn named(module: Option<String>, suffix: &str) -> Meaning {
 }
 
 /// The module's path, and the canonical suffix of its parameter.
-fn split_parameter(stored: &str) -> (&str, &'static str) {
+pub(crate) fn split_parameter(stored: &str) -> (&str, &'static str) {
     for (parameter, suffix) in
         [(".weight", ""), (".scales", ".scales"), (".biases", ".biases"), (".bias", ".bias")]
     {
@@ -148,7 +148,7 @@ fn expert_module(module: &str) -> Option<(&str, &'static str)> {
 }
 
 /// A number as tools write it: no sign, no leading zero, no more digits than any model has layers or experts.
-fn is_index(text: &str) -> bool {
+pub(crate) fn is_index(text: &str) -> bool {
     (text == "0" || !text.starts_with('0'))
         && (1..=5).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_digit())

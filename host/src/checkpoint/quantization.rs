@@ -62,7 +62,7 @@ pub(super) enum Declared {
 
 /// The quantization table of a checkpoint.
 #[derive(Clone, Debug, Default)]
-pub(super) struct QuantizationTable {
+pub(crate) struct QuantizationTable {
     global: Option<Packing>,
     modules: HashMap<String, Declared>,
 }
@@ -72,7 +72,7 @@ impl QuantizationTable {
     ///
     /// # Errors
     /// When the table is malformed, or of a form that is not read.
-    pub(super) fn read(config: &Config) -> Result<QuantizationTable, CheckpointError> {
+    pub(crate) fn read(config: &Config) -> Result<QuantizationTable, CheckpointError> {
         let top = config.top();
         let key = if top.get("quantization").is_some() { "quantization" } else { "quantization_config" };
         // Some exports keep the table in the text section.

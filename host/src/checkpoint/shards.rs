@@ -19,11 +19,11 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// The open files of a checkpoint.
 #[derive(Debug)]
-pub(super) struct Shards {
+pub(crate) struct Shards {
     /// The files of the weights proper, then the side files.
-    pub(super) files: Vec<TensorFile>,
+    pub(crate) files: Vec<TensorFile>,
     /// Files from here on hold a multi-token prediction head only.
-    pub(super) first_side_file: usize,
+    pub(crate) first_side_file: usize,
 }
 
 impl Shards {
@@ -31,7 +31,7 @@ impl Shards {
     ///
     /// # Errors
     /// When a file is missing or unsound, or the index does not describe them.
-    pub(super) fn open(folder: &Folder) -> Result<Shards, CheckpointError> {
+    pub(crate) fn open(folder: &Folder) -> Result<Shards, CheckpointError> {
         let mut files = Vec::new();
         let index = read_index(folder)?;
         let names = match &index {
@@ -68,14 +68,14 @@ impl Shards {
     }
 
     /// Bytes of all files.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.length).sum()
     }
 }
 
 /// The files of a checkpoint that are not in its folder, by name. Only what is
 /// there is looked at: unsound files are not missing ones.
-pub(super) fn missing(folder: &Folder) -> Vec<String> {
+pub(crate) fn missing(folder: &Folder) -> Vec<String> {
     let mut names = BTreeSet::from(["config.json".to_owned()]);
     match read_index(folder) {
         Ok(Some(index)) => names.extend(index.into_values()),

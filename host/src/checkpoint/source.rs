@@ -4,7 +4,7 @@ use tensorfold_plugin_api::host::{ModelSource, ModelTensor, TensorSource};
 use tensorfold_plugin_api::model_spec::ModelSpec;
 use tensorfold_plugin_api::plugin::{Dtype, Packed};
 
-use super::{Checkpoint, ElementType};
+use super::{Checkpoint, ElementType, Tensor};
 
 /// An open checkpoint with its tensors in the border's own terms. It stays mapped as long as
 /// an engine uses it.
@@ -17,26 +17,25 @@ pub struct CheckpointSource {
 impl CheckpointSource {
     /// Wraps a checkpoint.
     pub fn new(checkpoint: Checkpoint) -> CheckpointSource {
-        let tensors = checkpoint
-            .tensors
-            .iter()
-            .map(|tensor| ModelTensor {
-                name: tensor.name.clone(),
-                dtype: dtype(tensor.element),
-                shape: tensor.shape.clone(),
-                packed: tensor
-                    .packing
-                    .map(|packing| Packed { bits: packing.bits, group: packing.group_size }),
-                file_offset: tensor.offset,
-                file_descriptor: None,
-            })
-            .collect();
+        let tensors = checkpoint.tensors.iter().map(handed_on).collect();
         CheckpointSource { checkpoint, tensors }
     }
 
     /// The checkpoint.
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
+    }
+}
+
+/// A tensor in the border's own terms.
+pub(crate) fn handed_on(tensor: &Tensor) -> ModelTensor {
+    ModelTensor {
+        name: tensor.name.clone(),
+        dtype: dtype(tensor.element),
+        shape: tensor.shape.clone(),
+        packed: tensor.packing.map(|packing| Packed { bits: packing.bits, group: packing.group_size }),
+        file_offset: tensor.offset,
+        file_descriptor: None,
     }
 }
 

@@ -64,7 +64,7 @@ impl Tensor {
 
 /// The tensors of all files under their canonical names.
 #[derive(Debug)]
-pub(super) struct NamedTensors<'a> {
+pub(crate) struct NamedTensors<'a> {
     files: &'a [TensorFile],
     tensors: BTreeMap<String, (usize, &'a StoredTensor)>,
     faults: TensorFaults,
@@ -95,6 +95,21 @@ impl<'a> NamedTensors<'a> {
             named.add(main.len() + index, file, |name| rules.side_meaning(name));
         }
         named
+    }
+
+    /// Names the tensors of a checkpoint that is no model: all its files hold one thing.
+    pub(crate) fn of_one_kind(shards: &'a Shards, meaning: impl Fn(&str) -> Meaning) -> NamedTensors<'a> {
+        let mut named =
+            NamedTensors { files: &shards.files, tensors: BTreeMap::new(), faults: TensorFaults::default() };
+        for (index, file) in shards.files.iter().enumerate() {
+            named.add(index, file, &meaning);
+        }
+        named
+    }
+
+    /// What is stored under a canonical name.
+    pub(crate) fn stored(&self, name: &str) -> Option<&StoredTensor> {
+        self.tensors.get(name).map(|(_, tensor)| *tensor)
     }
 
     /// Canonical names and stored tensors.
@@ -163,6 +178,34 @@ pub(super) fn match_tensors(
     table: &QuantizationTable,
 ) -> Result<Vec<Tensor>, TensorFaults> {
     let expected = expected_tensors(spec, &|name| named.contains(name));
+    let matched = match_expected(&expected, named, table)?;
+    spec.formats = matched.formats;
+    if let Some(mtp) = &mut spec.mtp {
+        mtp.formats = matched.mtp_formats;
+    }
+    Ok(matched.tensors)
+}
+
+/// Every tensor that was expected.
+#[derive(Debug)]
+pub(crate) struct Matched {
+    /// In the order of what was expected; the parts of a packed matrix follow each other.
+    pub(crate) tensors: Vec<Tensor>,
+    /// Formats of the matrices, spelt as in manifests, sorted.
+    pub(crate) formats: Vec<String>,
+    /// The same of a multi-token prediction head.
+    pub(crate) mtp_formats: Vec<String>,
+}
+
+/// Finds every tensor that is expected, and refuses those that are not.
+///
+/// # Errors
+/// All faults together.
+pub(crate) fn match_expected(
+    expected: &[Expected],
+    named: NamedTensors<'_>,
+    table: &QuantizationTable,
+) -> Result<Matched, TensorFaults> {
     let mut matching = Matching {
         left: named.tensors,
         table,
@@ -171,7 +214,7 @@ pub(super) fn match_tensors(
         formats: BTreeSet::new(),
         mtp_formats: BTreeSet::new(),
     };
-    for expected in &expected {
+    for expected in expected {
         matching.take(expected);
     }
     let Matching { left, found, mut faults, formats, mtp_formats, .. } = matching;
@@ -179,11 +222,11 @@ pub(super) fn match_tensors(
     if !faults.is_empty() {
         return Err(faults);
     }
-    spec.formats = formats.into_iter().collect();
-    if let Some(mtp) = &mut spec.mtp {
-        mtp.formats = mtp_formats.into_iter().collect();
-    }
-    Ok(found)
+    Ok(Matched {
+        tensors: found,
+        formats: formats.into_iter().collect(),
+        mtp_formats: mtp_formats.into_iter().collect(),
+    })
 }
 
 struct Matching<'a> {

@@ -8,7 +8,7 @@ use super::super::error::CheckpointError;
 use super::super::names::NameRules;
 use super::super::tensors::NamedTensors;
 use super::parts::{self, Trunk, refuse_true};
-use super::rope::{self, RopeRules};
+use super::rope::{self, RopeRules, Share};
 
 /// How one family differs from the others.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +48,8 @@ pub(super) fn describe(
         head_norms: traits.head_norms,
         biases: traits.biases,
     };
-    let rules = RopeRules { default_theta: traits.default_theta, partial: false, position_triples: false };
+    let rules =
+        RopeRules { default_theta: traits.default_theta, share: Share::Whole, position_triples: false };
     let rope = rope::read(&text, heads.head_size, rules)?;
     let layer = LayerSpec {
         mixer: MixerSpec::Attention(attention),

@@ -10,7 +10,7 @@ use super::super::error::CheckpointError;
 use super::super::names::NameRules;
 use super::super::tensors::NamedTensors;
 use super::parts::{self, MOST_LAYERS, Trunk, refuse_false, refuse_true};
-use super::rope::{self, RopeRules};
+use super::rope::{self, RopeRules, Share};
 
 pub(in super::super) static NAMES: NameRules = NameRules {
     trunk: &["model.language_model.", "language_model.model.", "model."],
@@ -45,7 +45,7 @@ pub(super) fn describe(
         head_norms: true,
         biases: false,
     };
-    let rules = RopeRules { default_theta: None, partial: true, position_triples: true };
+    let rules = RopeRules { default_theta: None, share: Share::Named, position_triples: true };
     let rope = rope::read(&text, heads.head_size, rules)?;
     let delta = gated_delta(&text)?;
     let full_attention =

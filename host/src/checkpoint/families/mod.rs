@@ -16,7 +16,7 @@ mod qwen2;
 mod qwen3;
 pub(super) mod qwen3_5;
 mod qwen3_5_moe;
-mod rope;
+pub(crate) mod rope;
 
 use tensorfold_plugin_api::model_spec::ModelSpec;
 

@@ -12,14 +12,24 @@ use super::super::error::CheckpointError;
 
 /// What a family lets its configuration leave out or say.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RopeRules {
+pub(crate) struct RopeRules {
     /// Base where none is named; `None`: one must be named.
-    pub(super) default_theta: Option<f64>,
-    /// Whether only a share of each head turns, named by
-    /// `partial_rotary_factor`. Other families turn whole heads.
-    pub(super) partial: bool,
+    pub(crate) default_theta: Option<f64>,
+    /// How much of each head turns.
+    pub(crate) share: Share,
     /// Whether positions may be triples (`mrope`), which text has all equal.
-    pub(super) position_triples: bool,
+    pub(crate) position_triples: bool,
+}
+
+/// How much of each head turns, and what `partial_rotary_factor` has to do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Share {
+    /// All of it; another factor is refused.
+    Whole,
+    /// What the factor says.
+    Named,
+    /// All of it whatever the factor says: it was copied from another model.
+    WholeRegardless,
 }
 
 const IMPLEMENTED: &str = "implemented: default, linear, llama3";
@@ -39,7 +49,7 @@ const KNOWN_OTHERS: &[(&str, &str)] = &[
 /// # Errors
 /// When a value is missing, out of range or contradicts another one, or asks
 /// for a scaling that is not computed.
-pub(super) fn read(
+pub(crate) fn read(
     text: &Section<'_>,
     head_size: u32,
     rules: RopeRules,
@@ -75,14 +85,16 @@ pub(super) fn read(
         }
         None => return Err(text.fault("rope_theta", "is missing; a number is needed")),
     };
-    let share = match (number("partial_rotary_factor")?, rules.partial) {
-        (Some(share), true) if share > 0.0 && share <= 1.0 => share,
-        (Some(share), true) => {
+    let share = match (number("partial_rotary_factor")?, rules.share) {
+        (Some(share), Share::Named) if share > 0.0 && share <= 1.0 => share,
+        (Some(share), Share::Named) => {
             return Err(text.fault("partial_rotary_factor", format!("is {share}; it is a share of the head")));
         }
-        (None, true) => return Err(text.fault("partial_rotary_factor", "is missing; a number is needed")),
-        (None | Some(1.0), false) => 1.0,
-        (Some(share), false) => {
+        (None, Share::Named) => {
+            return Err(text.fault("partial_rotary_factor", "is missing; a number is needed"));
+        }
+        (None | Some(1.0), Share::Whole) | (_, Share::WholeRegardless) => 1.0,
+        (Some(share), Share::Whole) => {
             let problem = format!("is {share}; this family is implemented with whole heads turned (1)");
             return Err(text.fault("partial_rotary_factor", problem));
         }
@@ -152,8 +164,9 @@ mod tests {
     use super::super::super::config::Config;
     use super::*;
 
-    const LLAMA: RopeRules = RopeRules { default_theta: Some(1e4), partial: false, position_triples: false };
-    const HYBRID: RopeRules = RopeRules { default_theta: None, partial: true, position_triples: true };
+    const LLAMA: RopeRules =
+        RopeRules { default_theta: Some(1e4), share: Share::Whole, position_triples: false };
+    const HYBRID: RopeRules = RopeRules { default_theta: None, share: Share::Named, position_triples: true };
 
     fn rope(json: &str, rules: RopeRules) -> Result<RopeSpec, String> {
         let config = Config::parse("config.json".as_ref(), json.as_bytes()).unwrap();
@@ -244,6 +257,13 @@ mod tests {
             assert!(error.contains(wanted), "wanted {wanted:?} in {error:?}");
         }
         assert_eq!(rope(r#"{"partial_rotary_factor": 1.0}"#, LLAMA).unwrap().rotary_dimensions, 128);
+    }
+
+    #[test]
+    fn a_factor_that_is_not_the_drafters_own_changes_nothing() {
+        let rules = RopeRules { share: Share::WholeRegardless, ..LLAMA };
+        let spec = rope(r#"{"partial_rotary_factor": 0.25}"#, rules).unwrap();
+        assert_eq!(spec.rotary_dimensions, 128);
     }
 
     #[test]
