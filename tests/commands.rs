@@ -322,9 +322,27 @@ fn a_drafter_is_told_from_a_model() {
     let folder = display(&demo_drafter());
     let outcome = run(&sandbox, &["info", &folder]);
     outcome.exits(0);
-    let problem = "an external drafter, not a model; name the model that it drafts for";
-    assert!(outcome.stdout.contains(problem), "{}", outcome.stdout);
-    assert!(!outcome.stdout.contains("can run it"), "{}", outcome.stdout);
+    for line in [
+        "drafter     demo-DFlash2\n",
+        "holds       a DFlash2 drafter, for --drafter beside the model that it was made for\n",
+        "block       8 rows: 7 drafts a round at most\n",
+        "reads       the target's layers 1, 4, 7, 10\n",
+        "target      12 layers of width 384, 8192 rows of vocabulary\n",
+        "formats     bf16\n",
+        "hip         no: --drafter: the HIP engine runs no DFlash2 drafter yet; serve without --drafter\n",
+    ] {
+        assert!(outcome.stdout.contains(line), "{line}\n{}", outcome.stdout);
+    }
+    assert!(
+        !outcome.stdout.contains("problem") && !outcome.stdout.contains("can run it"),
+        "{}",
+        outcome.stdout
+    );
+    let document = run(&sandbox, &["info", &folder, "--json"]).json();
+    let told = [&document["kind"], &document["drafter_kind"], &document["problem"], &document["supported"]];
+    assert_eq!(told, [&json!("drafter"), &json!("dflash2"), &Value::Null, &json!(true)]);
+    assert_eq!(document["description"]["taps"], json!([1, 4, 7, 10]));
+    let problem = "it is of a DFlash2 drafter, not of a model; name the model that it drafts for";
     run(&sandbox, &["serve", &folder, "--backend", "cpu", "--port", "0"]).refused_with(&[problem]);
 }
 

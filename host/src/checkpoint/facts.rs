@@ -17,6 +17,7 @@ use super::quantization::{Declared, Packing, QuantizationTable};
 use super::shards::Shards;
 use super::tensors::Tensor;
 use super::vocabulary::Vocabulary;
+use crate::drafter;
 
 /// Facts of a checkpoint, from `config.json` and the headers of its files.
 #[derive(Clone, Debug, PartialEq)]
@@ -111,7 +112,7 @@ fn gather(
     let family = families::find(&config);
     let kind = match families::prediction_head_of(&config) {
         Some(family) => Kind::PredictionHead { family },
-        None if families::is_external_drafter(&config) => Kind::Drafter,
+        None if drafter::configured(&config).is_some() => Kind::Drafter,
         None => Kind::Model,
     };
     let mut facts = Facts {

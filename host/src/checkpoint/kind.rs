@@ -6,6 +6,7 @@ use super::config::Config;
 use super::error::CheckpointError;
 use super::families;
 use super::folder::Folder;
+use crate::drafter;
 
 /// What a configuration is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,22 +28,18 @@ pub enum ConfigKind {
 /// Reads the `config.json` of a folder, and nothing else of it.
 ///
 /// # Errors
-/// When it cannot be read, or is of a family that this build does not read.
+/// When it cannot be read, or is of a family or a kind of drafter that this build does not read.
 pub fn read_kind(path: &Path) -> Result<ConfigKind, CheckpointError> {
     let config = Config::read(&Folder::open(path)?)?;
-    if families::is_external_drafter(&config) {
-        return Ok(ConfigKind::Drafter { name: drafter_name(&config) });
+    match drafter::configured(&config) {
+        None => {}
+        Some(Ok(class)) => return Ok(ConfigKind::Drafter { name: class.name() }),
+        Some(Err(fault)) => return Err(families::not_read(&config, fault)),
     }
     if let Some(family) = families::prediction_head_of(&config) {
         return Ok(ConfigKind::PredictionHead { family });
     }
     families::find(&config).map(|_| ConfigKind::Model)
-}
-
-/// The second kind chooses among candidates with a selector of its own.
-fn drafter_name(config: &Config) -> &'static str {
-    let nested = config.top().get("dflash_config").and_then(|section| section.get("selector_rank")).is_some();
-    if nested || config.top().get("selector_rank").is_some() { "DFlash2" } else { "DFlash" }
 }
 
 #[cfg(test)]
@@ -62,6 +59,8 @@ mod tests {
         assert_eq!(kind(second), Ok(ConfigKind::Drafter { name: "DFlash2" }));
         let first = r#"{"model_type": "qwen3", "dflash_config": {"mask_token_id": 1}}"#;
         assert_eq!(kind(first), Ok(ConfigKind::Drafter { name: "DFlash" }));
+        let other = kind(r#"{"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}"#).unwrap_err();
+        assert!(other.contains("config.json: of the kind DSpark, which is not read"), "{other}");
         let head = kind(r#"{"model_type": "qwen3_5_mtp"}"#);
         assert_eq!(head, Ok(ConfigKind::PredictionHead { family: "qwen3_5" }));
         assert!(kind(r#"{"model_type": "new"}"#).unwrap_err().contains("model_type is \"new\""));

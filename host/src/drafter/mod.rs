@@ -157,6 +157,15 @@ pub fn recognise(path: &Path) -> Result<Recognition, CheckpointError> {
     Ok(recognise::recognise(&Config::read(&Folder::open(path)?)?))
 }
 
+/// The drafter that a configuration is of, or why it is not read; `None` where it is of no drafter.
+pub(crate) fn configured(config: &Config) -> Option<Result<Class, Fault>> {
+    let recognition = recognise::recognise(config);
+    recognition.is_drafter().then(|| match refusal(&recognition, config) {
+        None => Ok(recognition.class),
+        Some(fault) => Err(fault),
+    })
+}
+
 /// Reads what a decision about a drafter needs.
 ///
 /// # Errors
@@ -173,7 +182,13 @@ struct Looked {
 
 fn look(path: &Path) -> Result<Looked, CheckpointError> {
     let folder = Folder::open(path)?;
-    let config = Config::read(&folder)?;
+    let config = Config::read(&folder).map_err(|error| match error {
+        // What is said of such a folder is meant for models.
+        CheckpointError::Missing { path, fix } => {
+            CheckpointError::Missing { path, fix: only_gguf(&folder).unwrap_or(fix) }
+        }
+        other => other,
+    })?;
     let recognition = recognise::recognise(&config);
     let mut survey = Survey {
         name: folder.name(),
@@ -259,19 +274,21 @@ fn refusal(recognition: &Recognition, config: &Config) -> Option<Fault> {
     }
 }
 
-/// Weights that cannot be had. Of a GGUF file no checkpoint of a drafter can be made here, whatever is said of models.
+/// Weights that cannot be had.
 fn without_weights(folder: &Folder, error: &CheckpointError) -> Fault {
-    let names = folder.names().unwrap_or_default();
-    let ends = |end: &str| names.iter().find(|name| name.to_ascii_lowercase().ends_with(end));
-    match (ends(".gguf"), ends(".safetensors")) {
-        (Some(name), None) => {
-            let text = format!(
-                "{name} is a GGUF file, of which drafters are not read; take its safetensors version"
-            );
-            Fault::new(FaultCode::Format, text)
-        }
-        _ => Fault::new(FaultCode::Files, error.to_string()),
+    match only_gguf(folder) {
+        Some(text) => Fault::new(FaultCode::Format, text),
+        None => Fault::new(FaultCode::Files, error.to_string()),
     }
+}
+
+/// What to do with a folder that holds a GGUF file in place of weights that are read. Of a model's a checkpoint can be
+/// made; of a drafter's none.
+fn only_gguf(folder: &Folder) -> Option<String> {
+    let names = folder.names().ok()?;
+    let ends = |end: &str| names.iter().find(|name| name.to_ascii_lowercase().ends_with(end));
+    let name = ends(".gguf").filter(|_| ends(".safetensors").is_none())?;
+    Some(format!("{name} is a GGUF file, of which drafters are not read; take its safetensors version"))
 }
 
 /// Proves a configuration with names and shapes. `None`: it is itself too faulty for that.

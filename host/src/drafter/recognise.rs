@@ -92,6 +92,13 @@ pub struct Recognition {
 }
 
 impl Recognition {
+    /// Whether it is of a drafter with a checkpoint of its own, read or not.
+    pub fn is_drafter(&self) -> bool {
+        let odd = |fault: &Fault| fault.code != FaultCode::NotAModel;
+        let external = self.class.external_kind().is_some() || self.class == Class::Peagle;
+        self.speculators || external || self.fault.as_ref().is_some_and(odd)
+    }
+
     fn of(class: Class) -> Recognition {
         Recognition { class, speculators: false, fault: None }
     }

@@ -212,12 +212,17 @@ pub(crate) mod tests {
 
     /// A root folder with the plugins of these ids in the system's folder.
     pub(crate) fn installed(ids: &[&str]) -> (tempfile::TempDir, PathBuf) {
+        installed_with(&ids.iter().map(|id| (*id, manifest_text(id))).collect::<Vec<_>>())
+    }
+
+    /// The same with manifests that were changed.
+    pub(crate) fn installed_with(plugins: &[(&str, String)]) -> (tempfile::TempDir, PathBuf) {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("usr/lib/tensorfold/backends0");
         std::fs::create_dir_all(&folder).unwrap();
-        for id in ids {
-            std::fs::write(folder.join(format!("{id}{SIDECAR_SUFFIX}")), manifest_text(id)).unwrap();
-            CPlugin::new(id).build(&folder);
+        for (id, manifest) in plugins {
+            std::fs::write(folder.join(format!("{id}{SIDECAR_SUFFIX}")), manifest).unwrap();
+            CPlugin::new(id).manifest(manifest).build(&folder);
         }
         (root, folder)
     }

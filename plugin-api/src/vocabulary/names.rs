@@ -260,8 +260,17 @@ const NUMERICS: &[Word] = &[
     word("exact-sampled", "a drafted sampled reply equals the serial one, by bits"),
 ];
 
-const DRAFTER_DTYPES: &[Word] =
-    &[word("bf16", "16-bit brain floats"), word("f16", "16-bit floats"), word("f32", "32-bit floats")];
+const DRAFTER_DTYPES: &[Word] = &[
+    word("bf16", "16-bit brain floats"),
+    word("f16", "16-bit floats"),
+    word("f32", "32-bit floats"),
+    word("mlx-q2", "MLX affine, 2 bits, any group size"),
+    word("mlx-q3", "MLX affine, 3 bits, any group size"),
+    word("mlx-q4", "MLX affine, 4 bits, any group size"),
+    word("mlx-q5", "MLX affine, 5 bits, any group size"),
+    word("mlx-q6", "MLX affine, 6 bits, any group size"),
+    word("mlx-q8", "MLX affine, 8 bits, any group size"),
+];
 
 const HEAD_WEIGHTS: &[Word] = &[
     word("in-checkpoint", "among the checkpoint's own tensors"),

@@ -24,6 +24,7 @@ use super::config::Config;
 use super::error::CheckpointError;
 use super::names::NameRules;
 use super::tensors::NamedTensors;
+use crate::drafter::{self, Fault};
 
 /// One family.
 #[derive(Debug)]
@@ -78,10 +79,14 @@ pub(super) fn find(config: &Config) -> Result<&'static Family, CheckpointError> 
 /// # Errors
 /// [`CheckpointError::Unsupported`] with what to name in its place.
 fn refuse_drafter(config: &Config) -> Result<(), CheckpointError> {
-    if is_external_drafter(config) {
-        let found = "dflash_config marks an external drafter, not a model";
-        let needed = "name the model that it drafts for, and this with --drafter";
-        return Err(CheckpointError::unsupported(config.path(), found, needed));
+    match drafter::configured(config) {
+        None => {}
+        Some(Ok(class)) => {
+            let found = format!("it is of a {} drafter, not of a model", class.name());
+            let needed = "name the model that it drafts for, and this with --drafter";
+            return Err(CheckpointError::unsupported(config.path(), found, needed));
+        }
+        Some(Err(fault)) => return Err(not_read(config, fault)),
     }
     if let Some(family) = prediction_head_of(config) {
         let found =
@@ -95,9 +100,9 @@ fn refuse_drafter(config: &Config) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Whether a folder holds a drafter that another model is served with.
-pub(super) fn is_external_drafter(config: &Config) -> bool {
-    config.top().get("dflash_config").is_some()
+/// The refusal of a drafter of a kind that is not read.
+pub(super) fn not_read(config: &Config, fault: Fault) -> CheckpointError {
+    CheckpointError::Files { path: config.path().into(), problem: fault.text }
 }
 
 /// The family whose prediction head a folder holds, apart from a model.

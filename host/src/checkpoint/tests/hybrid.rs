@@ -75,7 +75,7 @@ fn facts_need_no_weights() {
     // 22.57 M parameters and a head of 1.72 M, says its card.
     assert!((24_280_000..24_300_000).contains(&facts.parameters), "{}", facts.parameters);
     let (drafter, problem) = survey(Path::new(DRAFTER)).unwrap();
-    assert!(problem.expect("it is no model").to_string().contains("marks an external drafter"));
+    assert!(problem.expect("it is no model").to_string().contains("it is of a DFlash2 drafter"));
     assert!(read_facts(Path::new(DRAFTER)).is_err());
     assert_eq!((drafter.family.as_str(), drafter.supported), ("qwen3", false));
     assert_eq!(drafter.formats, ["bf16"]);
@@ -84,7 +84,7 @@ fn facts_need_no_weights() {
 #[test]
 fn what_is_not_computed_is_refused_by_name() {
     let drafter = Checkpoint::open(Path::new(DRAFTER)).unwrap_err().to_string();
-    assert!(drafter.contains("an external drafter, not a model; name the model"), "{drafter}");
+    assert!(drafter.contains("it is of a DFlash2 drafter, not of a model; name the model"), "{drafter}");
     for (from, to, wanted) in [
         (r#""model_type": "qwen3_5","#, r#""model_type": "llama","#, "the text model of \"llama\" is llama"),
         (r#""model_type": "qwen3_5","#, r#""model_type": "qwen4_exp","#, "n-gram embedding"),

@@ -16,7 +16,9 @@ use crate::plugins::lifecycle::one_line;
 pub(in crate::cli) struct Remote {
     hub: Hub,
     listing: Listing,
-    folder: PassingFolder,
+    /// Until nobody reads it any more.
+    folder: Option<PassingFolder>,
+    directory: PathBuf,
     repository: String,
     place: String,
 }
@@ -48,12 +50,19 @@ impl Remote {
             "not downloaded: commit {} at the Hub; tensorfold pull {reference} downloads it",
             listing.commit
         );
-        Ok(Remote { hub, listing, folder, repository: reference.to_string(), place })
+        let directory = folder.path().to_owned();
+        let repository = reference.to_string();
+        Ok(Remote { hub, listing, folder: Some(folder), directory, repository, place })
     }
 
     /// The folder, which reads like the checkpoint as far as metadata goes.
     pub(in crate::cli) fn directory(&self) -> &Path {
-        self.folder.path()
+        &self.directory
+    }
+
+    /// Removes that folder.
+    pub(in crate::cli) fn forget_metadata(&mut self) {
+        self.folder = None;
     }
 
     /// Whether the repository has a file of this name.

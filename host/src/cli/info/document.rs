@@ -13,17 +13,6 @@ pub(super) fn document(
     problem: Option<&CheckpointError>,
     answers: &[Answer],
 ) -> Value {
-    let backends: Vec<Value> = answers
-        .iter()
-        .map(|answer| {
-            json!({
-                "backend": answer.backend,
-                "plugin": answer.plugin,
-                "runs": answer.refusal.is_none(),
-                "reason": answer.refusal,
-            })
-        })
-        .collect();
     let kind = match facts.kind {
         Kind::Model => "model",
         Kind::Drafter => "drafter",
@@ -49,8 +38,21 @@ pub(super) fn document(
         "parameters": facts.parameters,
         "weight_bytes": facts.weight_bytes,
         "problem": problem.map(ToString::to_string),
-        "backends": backends,
+        "backends": backends(answers),
     })
+}
+
+/// What every plugin says.
+pub(super) fn backends(answers: &[Answer]) -> Vec<Value> {
+    let document = |answer: &Answer| {
+        json!({
+            "backend": answer.backend,
+            "plugin": answer.plugin,
+            "runs": answer.refusal.is_none(),
+            "reason": answer.refusal,
+        })
+    };
+    answers.iter().map(document).collect()
 }
 
 /// What a plugin would be told, without a repetition for each layer.

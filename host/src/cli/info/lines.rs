@@ -176,7 +176,7 @@ fn formats(facts: &Facts) -> String {
     facts.formats.iter().map(share).collect::<Vec<_>>().join(", ")
 }
 
-fn listed(items: &[String]) -> String {
+pub(super) fn listed(items: &[String]) -> String {
     if items.is_empty() { "none".into() } else { items.join(" ") }
 }
 

@@ -5,10 +5,14 @@ use serde_json::json;
 use tensorfold_plugin_api::vocabulary::GivenFlags;
 
 use super::{Output, describe, no_flags};
+use crate::checkpoint;
 use crate::cli::Failure;
 use crate::cli::hub;
 use crate::cli::serve::admission;
-use crate::plugins::admit::{self, Facts, HostFacts, ModelFacts, PluginOptions, Refusal, Stage, Subject};
+use crate::cli::serve::drafter::NamedDrafter;
+use crate::plugins::admit::{
+    self, DrafterFacts, Facts, HostFacts, ModelFacts, PluginOptions, Refusal, Stage, Subject,
+};
 use crate::plugins::catalog::Catalog;
 use crate::plugins::lifecycle::{Code, Level};
 use crate::plugins::plugin::Plugin;
@@ -135,13 +139,14 @@ fn judge(catalog: &mut Catalog, index: usize, flags: &GivenFlags, model: Option<
     };
     let library = catalog.plugins()[index].library.clone();
     let host = HostFacts::of_this_program();
-    let judged = |model: Option<&ModelFacts>, wanted: fn(Stage) -> bool| -> Vec<Judged> {
-        let facts = Facts { model, ..Facts::of_host(&host) };
+    type Known<'a> = (Option<&'a ModelFacts>, Option<&'a DrafterFacts>);
+    let judged = |(model, drafter): Known<'_>, wanted: fn(Stage) -> bool| -> Vec<Judged> {
+        let facts = Facts { model, drafter, ..Facts::of_host(&host) };
         let subject = Subject { manifest: &manifest, path: library.as_deref(), flags, facts: &facts };
         let checks = admit::CHECKS.iter().filter(|check| wanted(check.stage));
         checks.flat_map(|check| (check.run)(&subject)).map(|refusal| judgement(&refusal)).collect()
     };
-    let mut all = judged(None, |stage| stage <= Stage::Request);
+    let mut all = judged((None, None), |stage| stage <= Stage::Request);
     if is_refused(&all) {
         return all;
     }
@@ -151,21 +156,41 @@ fn judge(catalog: &mut Catalog, index: usize, flags: &GivenFlags, model: Option<
         all.push((Level::Error, document, message));
         return all;
     }
-    let model = match model.map(model_facts).transpose() {
-        Ok(model) => model,
-        Err(failure) => {
-            let document = json!({"code": Code::Checkpoint, "message": &failure.message});
-            all.push((Level::Error, document, failure.message));
+    let unread = |mut all: Vec<Judged>, failure: Failure| {
+        let document = json!({"code": Code::Checkpoint, "message": &failure.message});
+        all.push((Level::Error, document, failure.message));
+        all
+    };
+    let drafter = match NamedDrafter::find(flags, &manifest) {
+        Ok(drafter) => drafter,
+        Err(failure) => return unread(all, failure),
+    };
+    let known = drafter.as_ref().map(NamedDrafter::facts);
+    if let Some(drafter) = &drafter {
+        all = judged((None, known), |stage| stage <= Stage::Request);
+        if is_refused(&all) {
             return all;
         }
+        if let Err(failure) = drafter.check_kind() {
+            return unread(all, failure);
+        }
+    }
+    let metadata = match model.map(model_metadata).transpose() {
+        Ok(metadata) => metadata,
+        Err(failure) => return unread(all, failure),
     };
+    let facts = metadata.as_ref().map(admission::admission_facts);
     let inspection = catalog.inspect(index);
     if let Some(image) = &inspection.image {
         trial::recall(catalog, index, image, &Verdicts::read(&catalog.environment));
     }
     all.extend(findings(&catalog.plugins()[index]));
-    all.extend(judged(model.as_ref(), |stage| stage == Stage::Model));
-    all
+    all.extend(judged((facts.as_ref(), known), |stage| stage == Stage::Model));
+    let target = metadata.as_ref().and_then(|metadata| metadata.spec.as_ref());
+    match drafter.zip(target).map(|(drafter, target)| drafter.check_fit(target)) {
+        Some(Err(failure)) if !is_refused(&all) => unread(all, failure),
+        _ => all,
+    }
 }
 
 fn is_refused(all: &[Judged]) -> bool {
@@ -184,8 +209,8 @@ fn findings(plugin: &Plugin) -> Vec<Judged> {
 }
 
 /// What `serve` would find out about the model before it asks the plugin.
-fn model_facts(model: &str) -> Result<ModelFacts, Failure> {
-    admission::model_facts(&hub::locate(model)?)
+fn model_metadata(model: &str) -> Result<checkpoint::Facts, Failure> {
+    admission::model_metadata(&hub::locate(model)?)
 }
 
 fn document(

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use tensorfold_plugin_api::manifest::Manifest;
 use tensorfold_plugin_api::vocabulary::GivenFlags;
 
+use super::drafter::NamedDrafter;
 use crate::checkpoint;
 use crate::cli::arguments::ModelArguments;
 use crate::cli::hub::{self, Located, Remote};
@@ -29,6 +30,8 @@ pub(in crate::cli) struct Admitted {
     pub directory: PathBuf,
     /// The model, where it has to be downloaded.
     pub remote: Option<Box<Remote>>,
+    /// The drafter that `--drafter` names: it fits, and nothing of its weights was read.
+    pub drafter: Option<Box<NamedDrafter>>,
     /// The model's name for clients.
     pub name: String,
     /// The plugin's manifest.
@@ -69,7 +72,7 @@ pub(in crate::cli) fn admit(
     let mut catalog = find_plugins(&arguments.flags, environment)?;
     let mut lines = Vec::new();
     let (index, fallback) = choose(&mut catalog, &arguments.flags, &mut lines)?;
-    judge(arguments, catalog, index, lines, fallback)
+    judge(arguments, catalog, index, lines, fallback, &HostFacts::of_this_program())
 }
 
 /// Judges the request once more, for the processor, after the accelerator that `auto` took has failed.
@@ -83,16 +86,18 @@ pub(in crate::cli) fn fall_back(
 ) -> Result<Admitted, Failure> {
     let Some(index) = failed.catalog.processor() else { return Err(why) };
     let lines = vec![format!("warning: {}; the processor serves instead", why.message)];
-    judge(arguments, failed.catalog, index, lines, Some(why.message))
+    let host = HostFacts::of_this_program();
+    judge(arguments, failed.catalog, index, lines, Some(why.message), &host)
 }
 
 /// Judges a request to one plugin.
-fn judge(
+pub(super) fn judge(
     arguments: &ModelArguments,
     mut catalog: Catalog,
     index: usize,
     mut lines: Vec<String>,
     fallback: Option<String>,
+    host: &HostFacts,
 ) -> Result<Admitted, Failure> {
     let flags = &arguments.flags;
     let plugin = &catalog.plugins()[index];
@@ -101,23 +106,31 @@ fn judge(
         .manifest
         .clone()
         .ok_or_else(|| Failure::new(format!("{}: its manifest could not be read", plugin.name())))?;
-    let host = HostFacts::of_this_program();
     let subject = |facts| Subject { manifest: &manifest, path: library.as_deref(), flags, facts };
     // Nothing before this line looked at a model, a device or a network, and nothing was written.
-    let early = Facts::of_host(&host);
+    let early = Facts::of_host(host);
     admit::admit_early(&subject(&early)).map_err(Failure::from_refusal)?;
     let configured = catalog.configured_options(index);
     let merge = |options: &mut PluginOptions| {
         admit::add_configured(options, &manifest, &configured, flags).map_err(Failure::new)
     };
     merge(&mut PluginOptions::new())?;
+    // A plugin that runs some kind of drafter: which one was named decides. Of the drafter its configuration and the
+    // headers of its weights are read.
+    let drafter = NamedDrafter::find(flags, &manifest)?;
+    let known = Facts { drafter: drafter.as_ref().map(NamedDrafter::facts), ..early };
+    if let Some(drafter) = &drafter {
+        admit::admit_early(&subject(&known)).map_err(Failure::from_refusal)?;
+        drafter.check_kind()?;
+    }
     let located = hub::locate(&arguments.model)?;
-    let facts = model_facts(&located)?;
+    let metadata = model_metadata(&located)?;
+    let facts = admission_facts(&metadata);
     let inspection = catalog.inspect(index);
     if let Some(finding) = catalog.refusal(index) {
         return Err(Failure::from_finding(finding));
     }
-    let all = Facts { model: Some(&facts), ..Facts::of_host(&host) };
+    let all = Facts { model: Some(&facts), ..known };
     let mut admission = admit::admit(&subject(&all)).map_err(|refusal| {
         let mut failure = Failure::from_refusal(refusal);
         if named_backend(flags).is_none() {
@@ -125,8 +138,12 @@ fn judge(
         }
         failure
     })?;
+    if let (Some(drafter), Some(model)) = (&drafter, &metadata.spec) {
+        drafter.check_fit(model)?;
+        lines.extend(drafter.lines());
+    }
     merge(&mut admission.options)?;
-    lines.extend(drafter_line(flags, &manifest, &host));
+    lines.extend(drafter_line(flags, &manifest, host));
     lines.extend(admission.warnings.iter().map(ToString::to_string));
     if admission.context_cut {
         lines.push(format!(
@@ -148,6 +165,7 @@ fn judge(
         directory,
         name,
         remote,
+        drafter: drafter.map(Box::new),
         accelerator,
         lines,
         fallback,
@@ -208,18 +226,18 @@ fn drafter_line(flags: &GivenFlags, manifest: &Manifest, host: &HostFacts) -> Op
     Some(format!("--drafter auto: none, since {reason}"))
 }
 
-/// What admission needs to know of a model.
-pub(in crate::cli) fn model_facts(model: &Located) -> Result<ModelFacts, Failure> {
+/// The metadata of a model that can be opened.
+pub(in crate::cli) fn model_metadata(model: &Located) -> Result<checkpoint::Facts, Failure> {
     let facts = checkpoint::read_facts(model.directory());
     let refused = |error: checkpoint::CheckpointError| Failure::new(model.spoken(&error.to_string()));
     let facts = facts.map_err(refused)?;
     if let Some(missing) = model.without_tokenizer(&facts.kind) {
         return Err(refused(missing));
     }
-    Ok(admission_facts(&facts))
+    Ok(facts)
 }
 
-/// The same from facts that were read before.
+/// What admission needs to know of a model.
 pub(in crate::cli) fn admission_facts(facts: &checkpoint::Facts) -> ModelFacts {
     let weights = if facts.mtp_in_side_file { "side-file" } else { "in-checkpoint" };
     let own_head = facts.mtp.then_some(OwnHead { revision: 1, weights });

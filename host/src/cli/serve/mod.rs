@@ -6,8 +6,11 @@
 //! nothing of a later step has happened by then.
 
 pub(super) mod admission;
+pub(super) mod drafter;
 mod opening;
 mod options;
+#[cfg(test)]
+mod tests;
 mod trial;
 
 use std::process::ExitCode;
@@ -46,7 +49,10 @@ pub(in crate::cli) fn run(
     // Nothing that the metadata tells speaks against the model: now it is worth its download. Nobody should wait for
     // that only to hear that a file of the command line is missing, the port is taken, or the driver is too old.
     let mut prepared = None;
-    if let Some(remote) = admitted.remote.take() {
+    let mut drafter = admitted.drafter.take();
+    let mut remote = admitted.remote.take();
+    let drafter_is_remote = drafter.as_ref().is_some_and(|drafter| drafter.is_remote());
+    if remote.is_some() || drafter_is_remote {
         options::check_template_file(flags)?;
         match trial::run(&mut admitted, flags) {
             Err(failure) if !admitted.may_fall_back(flags) => return Err(failure),
@@ -55,6 +61,17 @@ pub(in crate::cli) fn run(
         }
         let serve_options = options::serve_options(flags, &admitted.name, &GenerationDefaults::default());
         prepared = Some(Server::prepare(serve_options, &ServeEnvironment::read())?);
+    }
+    // A signal ends a download at once: no metadata may be in the way by then.
+    if let Some(remote) = &mut remote {
+        remote.forget_metadata();
+    }
+    if let Some(drafter) = &mut drafter {
+        drafter.forget_metadata();
+    }
+    // The smaller one first: what speaks against it is heard sooner.
+    let drafter = drafter.map(|drafter| drafter.open()).transpose()?;
+    if let Some(remote) = remote {
         admitted.directory = remote.download()?;
     }
     // Everything that can fail without the plugin: tokenizer, template, tensors, keys, address.
@@ -87,7 +104,8 @@ pub(in crate::cli) fn run(
         opened => opened?,
     };
     let source = Arc::new(CheckpointSource::new(checkpoint));
-    let engine = opening::open_engine(&mut admitted, &device, source.clone(), flags)?;
+    let drafter = drafter.map(Arc::new);
+    let engine = opening::open_engine(&mut admitted, &device, source.clone(), drafter, flags)?;
     let engine_options =
         EngineOptions { context: engine.context, lanes: engine.lanes, ..EngineOptions::default() };
     let rows = PluginEngine::new(

@@ -13,6 +13,7 @@ use tensorfold_plugin_api::vocabulary::{GivenFlags, kv_dtype_name};
 use super::admission::Admitted;
 use crate::checkpoint::CheckpointSource;
 use crate::cli::{Failure, hint};
+use crate::drafter::DrafterFiles;
 use crate::plugins::environment::Environment;
 use crate::plugins::lifecycle::{Code, Finding, State, one_line};
 use crate::plugins::load;
@@ -141,7 +142,7 @@ fn label(device: &DeviceInfo) -> String {
     format!("{} ({}{place})", identity.index, one_line(&identity.name))
 }
 
-/// Loads the model.
+/// Loads the model, and the drafter where there is one.
 ///
 /// # Errors
 /// When the plugin refuses the model after all, or it does not fit.
@@ -149,6 +150,7 @@ pub(super) fn open_engine(
     admitted: &mut Admitted,
     device: &Arc<DeviceClient>,
     source: Arc<CheckpointSource>,
+    drafter: Option<Arc<DrafterFiles>>,
     flags: &GivenFlags,
 ) -> Result<OpenEngine, Failure> {
     let window = source.checkpoint().spec.context_window;
@@ -173,12 +175,21 @@ pub(super) fn open_engine(
     }
     setup.lanes = fits;
     let name = admitted.name.clone();
-    let client = device
+    let mut client = device
         .open_engine(source, &setup, |done, total, what| {
             tracing::info!(done, total, "{what} {name}");
             ControlFlow::Continue(())
         })
         .map_err(|error| failure(admitted, engine_code(&error), &error))?;
+    if let Some(drafter) = drafter {
+        let name = drafter.drafter().name.clone();
+        client
+            .open_dflash(drafter, |done, total, what| {
+                tracing::info!(done, total, "{what} {name}");
+                ControlFlow::Continue(())
+            })
+            .map_err(|error| failure(admitted, engine_code(&error), &error))?;
+    }
     let info = client.info().map_err(|error| failure(admitted, Code::EngineFailed, &error))?;
     advance(admitted, State::EngineOpen);
     if !info.description.is_empty() {

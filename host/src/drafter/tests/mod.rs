@@ -1,6 +1,7 @@
 //! Drafters as they lie on disk, and copies of them with one thing changed.
 
 mod config;
+mod mutations;
 mod tensors;
 mod vectors;
 mod weights;

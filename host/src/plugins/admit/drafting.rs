@@ -1,7 +1,9 @@
 //! Drafters and the checkpoint's own head, as far as the manifest alone decides.
 
 use tensorfold_plugin_api::manifest::{ExternalDrafter, Manifest, MtpDrafter};
-use tensorfold_plugin_api::vocabulary::{Code, DrafterKind, Given, GivenFlags, alternatives, sentences};
+use tensorfold_plugin_api::vocabulary::{
+    Code, DrafterKind, Given, GivenFlags, alternatives, format_covers, sentences,
+};
 
 use super::{DrafterFacts, Refusal, Subject};
 
@@ -62,9 +64,11 @@ fn faults(table: &ExternalDrafter, drafter: &DrafterFacts, world: i64) -> Vec<St
     {
         faults.push(format!("gives a drafter at most {most} layers to read, this one reads {taps}"));
     }
-    if let Some(dtype) = drafter.dtype.as_ref().filter(|dtype| !table.dtypes.contains(*dtype)) {
-        let dtypes = alternatives(&table.dtypes);
-        faults.push(format!("runs {kind} drafters in {dtypes}, this one is in {dtype}"));
+    let runs = |dtype: &&String| table.dtypes.iter().any(|declared| format_covers(declared, dtype));
+    if !drafter.dtypes.iter().all(|dtype| runs(&dtype)) {
+        let own: Vec<&str> = drafter.dtypes.iter().map(String::as_str).collect();
+        let (dtypes, own) = (alternatives(&table.dtypes), own.join(" and "));
+        faults.push(format!("runs {kind} drafters in {dtypes}, this one is in {own}"));
     }
     if drafter.pruned_vocabulary && !table.vocab_prune {
         faults.push(format!(

@@ -64,7 +64,7 @@ impl HostFacts {
     }
 }
 
-/// A drafter checkpoint, from its config alone.
+/// A drafter checkpoint, from its config and the headers of its weight files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DrafterFacts {
     /// Its kind.
@@ -75,8 +75,8 @@ pub struct DrafterFacts {
     pub block: Option<u32>,
     /// Layers of the target that it reads.
     pub taps: Option<u32>,
-    /// Number type of its weights, as manifests spell it.
-    pub dtype: Option<String>,
+    /// Number types of its weights, as manifests spell them; empty where they are not known.
+    pub dtypes: BTreeSet<String>,
     /// Whether its vocabulary is only a part of the target's.
     pub pruned_vocabulary: bool,
 }

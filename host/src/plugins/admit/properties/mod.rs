@@ -88,7 +88,7 @@ impl Ready {
                 && (listed.revision.0..=listed.revision.1).contains(&drafter.revision)
                 && drafter.block.is_none_or(|block| block <= listed.block_max)
                 && drafter.taps.is_none_or(|taps| listed.taps_max.is_none_or(|most| taps <= most))
-                && (listed.f16 || drafter.dtype.as_deref() != Some("f16"))
+                && (listed.f16 || !drafter.dtypes.contains("f16"))
                 && (listed.pruned || !drafter.pruned_vocabulary)
                 && listed.worlds.contains(&self.world())
         };

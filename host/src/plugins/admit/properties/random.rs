@@ -340,15 +340,15 @@ pub(super) fn case() -> impl Strategy<Value = Case> {
         1_u32..4,
         proptest::option::of(2_u32..12),
         proptest::option::of(1_u32..8),
-        proptest::option::of(select(vec!["bf16".to_owned(), "f16".to_owned()])),
+        subsequence(vec!["bf16".to_owned(), "f16".to_owned()], 0..=2),
         prop::bool::weighted(0.2),
     )
-        .prop_map(|(kind, revision, block, taps, dtype, pruned_vocabulary)| DrafterFacts {
+        .prop_map(|(kind, revision, block, taps, dtypes, pruned_vocabulary)| DrafterFacts {
             kind,
             revision,
             block,
             taps,
-            dtype,
+            dtypes: dtypes.into_iter().collect(),
             pruned_vocabulary,
         });
     let head = (1_u32..4, prop::bool::weighted(0.3)).prop_map(|(revision, side_file)| OwnHead {

@@ -145,7 +145,7 @@ fn dflash2() -> DrafterFacts {
         revision: 1,
         block: Some(8),
         taps: Some(5),
-        dtype: Some("bf16".to_owned()),
+        dtypes: BTreeSet::from(["bf16".to_owned()]),
         pruned_vocabulary: false,
     }
 }

@@ -80,17 +80,29 @@ fn every_fault_of_a_drafter_stands_in_one_line() {
     let wrong = DrafterFacts {
         block: Some(16),
         taps: Some(6),
-        dtype: Some("f16".to_owned()),
+        dtypes: BTreeSet::from(["f16".to_owned(), "mlx-q4g64".to_owned()]),
         pruned_vocabulary: true,
         ..dflash2()
     };
     assert_eq!(
         judged(wrong, "--drafter=a/b --tp=2 --master=m"),
         "--drafter: the HIP engine drafts blocks of at most 8, this drafter's is 16; it gives a drafter at most 5 \
-         layers to read, this one reads 6; it runs DFlash2 drafters in bf16, this one is in f16; it runs DFlash2 \
-         drafters with the target's whole vocabulary, this one has a part of it; it drafts with DFlash2 under --tp \
+         layers to read, this one reads 6; it runs DFlash2 drafters in bf16, this one is in f16 and mlx-q4g64; it runs \
+         DFlash2 drafters with the target's whole vocabulary, this one has a part of it; it drafts with DFlash2 under --tp \
          1, not 2; serve without --drafter"
     );
+}
+
+#[test]
+fn a_packed_drafter_needs_a_plugin_that_runs_packed_ones() {
+    let packed = DrafterFacts { dtypes: BTreeSet::from(["mlx-q4g64".to_owned()]), ..dflash2() };
+    let judged = |text: &str| says(text, "--drafter=a/b", |facts| facts.drafter = Some(kept(packed.clone())));
+    let (plain, able) = (drafting(), format!("{}dtypes = [\"bf16\", \"mlx-q4\"]\n", drafting()));
+    assert_eq!(
+        judged(&plain),
+        "--drafter: the HIP engine runs DFlash2 drafters in bf16, this one is in mlx-q4g64; serve without --drafter"
+    );
+    assert_eq!(judged(&able), "served");
 }
 
 #[test]
