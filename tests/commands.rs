@@ -342,6 +342,9 @@ fn a_drafter_is_told_from_a_model() {
     let told = [&document["kind"], &document["drafter_kind"], &document["problem"], &document["supported"]];
     assert_eq!(told, [&json!("drafter"), &json!("dflash2"), &Value::Null, &json!(true)]);
     assert_eq!(document["description"]["taps"], json!([1, 4, 7, 10]));
+    let first = workspace().join("tests/goldens/dflash/v1-full/drafter");
+    let told = run(&sandbox, &["info", &display(&first)]).stdout;
+    assert!(told.contains("hip         no: --drafter: the HIP engine runs no DFlash drafter yet;"), "{told}");
     let problem = "it is of a DFlash2 drafter, not of a model; name the model that it drafts for";
     run(&sandbox, &["serve", &folder, "--backend", "cpu", "--port", "0"]).refused_with(&[problem]);
 }

@@ -153,6 +153,34 @@ fn a_drafter_is_stored_and_said_to_be_one() {
 }
 
 #[test]
+fn a_drafter_of_a_kind_that_is_not_read_ends_a_pull_at_its_configuration() {
+    let sandbox = Sandbox::new();
+    let mut all = repository(&demo_drafter());
+    all.insert(
+        "config.json".into(),
+        br#"{"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}"#.to_vec(),
+    );
+    let server = hub(all);
+    let outcome = with(&sandbox, &server, &["pull", "somebody/small"]).run();
+    outcome.exits(1);
+    assert!(outcome.stderr.contains("of the kind DSpark, which is not read"), "{}", outcome.stderr);
+    assert_eq!(server.bytes_of(WEIGHTS), 0);
+}
+
+#[test]
+fn info_describes_a_drafter_that_is_not_here() {
+    let sandbox = Sandbox::new();
+    let server = hub(repository(&demo_drafter()));
+    let outcome = with(&sandbox, &server, &["info", "somebody/small"]).run();
+    outcome.exits(0);
+    for part in ["drafter     small\n", "place       not downloaded: ", "the target's layers 1, 4, 7, 10\n"] {
+        assert!(outcome.stdout.contains(part), "{part}\n{}", outcome.stdout);
+    }
+    assert!(!outcome.stdout.contains("problem"), "{}", outcome.stdout);
+    assert!(server.bytes_of(WEIGHTS) < 100_000 && !cache(&sandbox).exists());
+}
+
+#[test]
 fn refusals_of_the_hub_are_one_line() {
     let sandbox = Sandbox::new();
     for (status, code, part) in [

@@ -55,7 +55,7 @@ fn describe(line: &mut impl FnMut(&str, &str), survey: &Survey, spec: &DrafterSp
     );
     let sliding = spec.layers.iter().filter_map(|layer| layer.window).collect::<Vec<_>>();
     let windows = match sliding.first() {
-        Some(window) => format!(", {} of them sliding over {window} positions", sliding.len()),
+        Some(window) => format!(", {} sliding over {window} positions", sliding.len()),
         None => String::new(),
     };
     line("layers", &format!("{}{windows}", spec.layers.len()));

@@ -21,7 +21,8 @@ pub(super) fn external_drafter(subject: &Subject<'_>) -> Vec<Refusal> {
     let Some(name) = subject.flags.named_drafter() else { return Vec::new() };
     let kinds: Vec<DrafterKind> = subject.manifest.external_kinds().collect();
     let missing = match subject.facts.drafter {
-        _ if kinds.is_empty() => DrafterKind::Dflash2,
+        // The kind that is asked for most, where none is looked at.
+        None if kinds.is_empty() => DrafterKind::Dflash2,
         Some(drafter) if !kinds.contains(&drafter.kind) => drafter.kind,
         _ => return Vec::new(),
     };
