@@ -203,7 +203,13 @@ fn heads(fields: &mut Fields<'_>, hidden_size: Option<u32>) -> Option<Heads> {
     };
     let head_size = match fields.get("head_dim") {
         Some(_) => fields.integer("head_dim", FaultCode::Heads)?,
-        None => hidden_size? / heads,
+        None if hidden_size?.is_multiple_of(heads) => hidden_size? / heads,
+        None => {
+            let text =
+                format!("no head_dim, and {} dimensions do not divide into {heads} heads", hidden_size?);
+            fields.fault(FaultCode::Heads, text);
+            return None;
+        }
     };
     if !heads.is_multiple_of(key_value_heads) || head_size == 0 || !head_size.is_multiple_of(2) {
         let text = format!(

@@ -134,6 +134,27 @@ fn fields_may_all_be_flat() {
 }
 
 #[test]
+fn absent_and_neutral_values_are_as_good_as_the_usual_ones() {
+    let usual = survey(&golden("v1-full")).unwrap().spec;
+    assert!(usual.is_some());
+    for (key, value) in [
+        ("head_dim", Value::Null),
+        ("final_logit_softcapping", json!(0)),
+        ("final_logit_softcapping", json!(0.0)),
+        ("input_embedding_scale", json!(1)),
+        ("layer_types", Value::Null),
+        ("draft_vocab_size", json!(1024)),
+        ("model_type", Value::Null),
+        ("rope_scaling", json!({"rope_type": "default"})),
+    ] {
+        let survey = configured(&golden("v1-full"), |config| config[key] = value.clone());
+        assert_eq!(survey.spec, usual, "{key} {value}: {}", wrong(&survey));
+    }
+    let own_heads = configured(&golden("v1-full"), |config| config["num_key_value_heads"] = Value::Null);
+    assert!(wrong(&own_heads).contains("k_proj.weight has the shape [64, 128]; [128, 128] is wanted"));
+}
+
+#[test]
 fn a_block_is_of_sixteen_rows_where_nothing_says_it() {
     let survey = configured(&golden("v1-full"), |config| config["block_size"] = Value::Null);
     assert_eq!(survey.spec.unwrap().block_size, 16);
@@ -159,6 +180,8 @@ fn each_value_that_is_not_computed_is_refused() {
         ("", "rms_norm_eps", json!(0), "rms_norm_eps is 0; a number above 0"),
         ("", "layer_types", json!("full"), "layer_types is \"full\"; a list is needed"),
         ("", "num_key_value_heads", json!(3), "4 heads of 32 over 3 key/value heads"),
+        ("", "num_target_layers", json!("16"), "num_target_layers is \"16\"; a positive integer"),
+        ("", "final_logit_softcapping", json!(-1.0), "final_logit_softcapping is -1; a number above 0"),
         ("", "attention_bias", json!(true), "attention_bias is true; biases of attention"),
         ("", "mlp_bias", json!(true), "mlp_bias is true"),
         ("", "is_neox_style", json!(false), "is_neox_style is false; rotary pairs of neighbouring"),
@@ -197,6 +220,14 @@ fn each_value_that_is_not_computed_is_refused() {
         assert!(told.contains(wanted), "{key} {value}: wanted {wanted:?} in {told:?}");
         assert_eq!(survey.spec, None, "{key} {value}");
     }
+}
+
+#[test]
+fn heads_that_do_not_divide_the_width_must_say_their_size() {
+    let survey = configured(&golden("v2-qwen"), |config| {
+        (config["head_dim"], config["num_attention_heads"]) = (Value::Null, 3.into());
+    });
+    assert_eq!(wrong(&survey), "no head_dim, and 128 dimensions do not divide into 3 heads");
 }
 
 #[test]
