@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use tensorfold_plugin_api::model_spec::ModelSpec;
 
+use super::card::licence;
 use super::config::Config;
 use super::describe;
 use super::element::ElementType;
@@ -12,7 +13,6 @@ use super::error::CheckpointError;
 use super::families::{self, Family};
 use super::folder::Folder;
 use super::generation::GenerationConfig;
-use super::licence::licence;
 use super::quantization::{Declared, Packing, QuantizationTable};
 use super::shards::Shards;
 use super::tensors::Tensor;

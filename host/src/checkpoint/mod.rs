@@ -13,6 +13,7 @@
 //!
 //! A new family is one file in `families/`.
 
+mod card;
 mod config;
 mod element;
 mod error;
@@ -24,7 +25,6 @@ mod foreign;
 mod generation;
 mod header;
 mod kind;
-mod licence;
 mod names;
 mod quantization;
 mod resolve;
@@ -38,13 +38,13 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 use tensorfold_plugin_api::model_spec::ModelSpec;
 
+pub use self::card::{base_models, licence};
 pub use self::element::ElementType;
 pub use self::error::{CheckpointError, TensorFaults};
 pub use self::facts::{Facts, Kind, read_facts, survey};
 pub use self::folder::Folder;
 pub use self::generation::GenerationDefaults;
 pub use self::kind::{ConfigKind, read_kind};
-pub use self::licence::licence;
 pub use self::quantization::Packing;
 pub use self::resolve::{HubCache, ResolveError, Resolved, resolve, resolve_for_reading, resolve_repository};
 pub use self::source::CheckpointSource;

@@ -27,7 +27,7 @@ pub use self::source::DrafterFiles;
 
 use self::reading::Reading;
 use crate::checkpoint::parts::{Config, NamedTensors, QuantizationTable, Shards, map, match_expected};
-use crate::checkpoint::{CheckpointError, Folder, MappedFile, Tensor, licence};
+use crate::checkpoint::{CheckpointError, Folder, MappedFile, Tensor, base_models, licence};
 
 /// What can be said of a drafter without touching its weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +46,8 @@ pub struct Survey {
     pub weight_bytes: u64,
     /// The licence that its card names.
     pub licence: Option<String>,
+    /// The models that its card names as its own, as they are spelt there.
+    pub base_models: Vec<String>,
     /// Depth of the model that it was made for, where its configuration says so.
     pub target_layers: Option<u32>,
     /// Whether its vocabulary is a part of the target's.
@@ -198,6 +200,7 @@ fn look(path: &Path) -> Result<Looked, CheckpointError> {
         parameters: 0,
         weight_bytes: 0,
         licence: licence(&folder),
+        base_models: base_models(&folder),
         target_layers: None,
         pruned_vocabulary: false,
         warnings: Vec::new(),

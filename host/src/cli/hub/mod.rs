@@ -46,6 +46,14 @@ impl Located {
         }
     }
 
+    /// `owner/name`, where it is of the Hub.
+    pub(in crate::cli) fn repository(&self) -> Option<&str> {
+        match self {
+            Located::Here(found) => found.repository.as_deref(),
+            Located::There(remote) => Some(remote.repository()),
+        }
+    }
+
     /// Where a model is that is not on this machine.
     pub(in crate::cli) fn place(&self) -> Option<&str> {
         match self {

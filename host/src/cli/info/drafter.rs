@@ -22,6 +22,9 @@ pub(super) fn text(survey: &Survey, place: Option<&str>, directory: &str, answer
         let kind = survey.class.name();
         line("holds", &format!("a {kind} drafter, for --drafter beside the model that it was made for"));
     }
+    if !survey.base_models.is_empty() {
+        line("made for", &survey.base_models.join(", "));
+    }
     if let Some(spec) = &survey.spec {
         describe(&mut line, survey, spec);
         line("formats", &listed(&survey.formats));
@@ -88,6 +91,7 @@ pub(super) fn document(survey: &Survey, place: Option<&str>, directory: &str, an
         "supported": faults.is_empty(),
         "description": survey.spec,
         "target_layers": survey.target_layers,
+        "base_models": survey.base_models,
         "formats": survey.formats,
         "parameters": survey.parameters,
         "weight_bytes": survey.weight_bytes,

@@ -140,7 +140,7 @@ pub(super) fn judge(
     })?;
     if let (Some(drafter), Some(model)) = (&drafter, &metadata.spec) {
         drafter.check_fit(model)?;
-        lines.extend(drafter.lines());
+        lines.extend(drafter.lines(&located));
     }
     merge(&mut admission.options)?;
     lines.extend(drafter_line(flags, &manifest, host));

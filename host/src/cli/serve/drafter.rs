@@ -87,10 +87,21 @@ impl NamedDrafter {
         }
     }
 
-    /// What the user should know of it, one line each.
-    pub(in crate::cli) fn lines(&self) -> impl Iterator<Item = String> {
-        let name = &self.argument;
-        self.survey.warnings.iter().map(move |warning| format!("warning: --drafter {name}: {warning}"))
+    /// What the user should know of it beside a model, one line each.
+    pub(in crate::cli) fn lines(&self, model: &Located) -> Vec<String> {
+        let other = model.repository().and_then(|model| self.made_for_another(model));
+        let warnings = self.survey.warnings.iter().chain(&other);
+        warnings.map(|warning| format!("warning: --drafter {}: {warning}", self.argument)).collect()
+    }
+
+    /// Equal sizes do not make a match. Where the card tells which model a drafter is of, and the model that is served
+    /// is called otherwise, it probably drafts little of use.
+    fn made_for_another(&self, model: &str) -> Option<String> {
+        let bases = &self.survey.base_models;
+        let served = letters(model);
+        let is_served = |base: &String| served.contains(&letters(base.rsplit('/').next().unwrap_or(base)));
+        (!bases.is_empty() && !bases.iter().any(is_served))
+            .then(|| format!("its card says that it is of {}, and the model is {model}", bases.join(" or ")))
     }
 
     /// Whether it has to be downloaded.
@@ -123,6 +134,11 @@ impl NamedDrafter {
         let faults = self.located.spoken(&drafter::one_line(faults));
         Failure::new(format!("--drafter {}: {faults}", self.argument))
     }
+}
+
+/// A name without what people spell differently.
+fn letters(name: &str) -> String {
+    name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase()
 }
 
 /// What a manifest decides by; `None` of what is of no kind that manifests list.

@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 use tensorfold_plugin_api::vocabulary::{DrafterKind, GivenFlags};
 
 use super::admission::{Admitted, judge};
+use crate::checkpoint::Resolved;
 use crate::cli::arguments::ModelArguments;
+use crate::cli::hub::Located;
 use crate::plugins::admit::HostFacts;
 use crate::plugins::catalog::tests::{find, installed_with};
 use crate::plugins::testing::manifest_text;
@@ -181,4 +183,28 @@ fn what_is_odd_and_harmless_is_told() {
     let wanted =
         format!("warning: --drafter {path}: partial_rotary_factor 0.25 is ignored: whole heads turn");
     assert!(admitted.lines.contains(&wanted), "{:?}", admitted.lines);
+}
+
+#[test]
+fn a_card_that_names_another_model_is_told() {
+    let root = changed(|_| {}, true);
+    let card = |text: &str| fs::write(root.path().join("README.md"), text).unwrap();
+    let path = root.path().display().to_string();
+    let model = |repository: Option<&str>| {
+        let directory = DEMO.into();
+        let repository = repository.map(str::to_owned);
+        Located::Here(Resolved { directory, name: "demo".into(), repository, revision: None })
+    };
+    let told = |repository| {
+        let mut admitted = judged(SECOND, DEMO, &path, DrafterKind::ALL).unwrap();
+        admitted.drafter.take().unwrap().lines(&model(repository))
+    };
+    card("---\nbase_model: Qwen/Qwen3.8-27B\n---\n");
+    let wanted = "its card says that it is of Qwen/Qwen3.8-27B, and the model is acme/Qwen3.6-27B";
+    assert_eq!(told(Some("acme/Qwen3.6-27B")), [format!("warning: --drafter {path}: {wanted}")]);
+    for same in [Some("acme/qwen3_8-27b-MLX-4bit"), Some("Qwen/Qwen3.8-27B"), None] {
+        assert!(told(same).is_empty(), "{same:?}");
+    }
+    card("no block");
+    assert!(told(Some("acme/Qwen3.6-27B")).is_empty());
 }
