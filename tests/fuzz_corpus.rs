@@ -48,6 +48,11 @@ fn configurations() {
 }
 
 #[test]
+fn configurations_of_drafters() {
+    replay("drafter", fuzz::drafter);
+}
+
+#[test]
 fn tokenizers_and_templates() {
     replay("tokenizer", fuzz::tokenizer);
 }

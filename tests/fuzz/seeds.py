@@ -141,6 +141,35 @@ def checkpoints():
     write("corpus/safetensors/good-index", json.dumps(document, indent=1))
 
 
+def drafter_shape(name, taps):
+    """Shape of a small drafter's tensor: width 16, two heads of 8 over one, 16 ids."""
+    table = [
+        (r"^fc\.", [16, 16 * taps]), (r"[qk]_norm", [8]), (r"[kv]_proj", [8, 16]), (r"kernel_projection", [8, 16]),
+        (r"base_kernel", [2, 2, 16]), (r"hidden_projection", [4, 16]), (r"codebook", [16, 4]),
+        (r"_proj\.", [16, 16]), (r"norm", [16]),
+    ]
+    return next(shape for pattern, shape in table if re.search(pattern, name))
+
+
+def drafters():
+    small = {
+        "hidden_size": 16, "vocab_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+        "intermediate_size": 16, "sliding_window": 4, "block_size": 4, "mask_token_id": 15, "conv_group_size": 8,
+        "selector_rank": 4, "selector_top_k": 4, "max_position_embeddings": 64,
+    }
+    for golden in ("v1-swa", "v2-scaled"):
+        folder = os.path.join(GOLDENS, "dflash", golden, "drafter")
+        with open(os.path.join(folder, "config.json")) as file:
+            config = json.load(file)
+        for section in (config, config["dflash_config"]):
+            section.update({key: small[key] for key in section if key in small})
+        taps = len(config["dflash_config"]["target_layer_ids"])
+        names = [name for name in header(os.path.join(folder, "model.safetensors")) if name != "__metadata__"]
+        tensors = {name: ("BF16", drafter_shape(name, taps)) for name in names}
+        write(f"corpus/drafter/good-{golden}", json.dumps(config, indent=1) + "\n")
+        write(f"drafters/{golden}.safetensors", safetensors(tensors, pad=True))
+
+
 def tokenizer(golden, merges):
     """The golden tokenizer with its bytes, its marks and a few merges."""
     with open(os.path.join(GOLDENS, golden, "tokenizer.json")) as file:
@@ -334,6 +363,7 @@ def plugins():
 
 if __name__ == "__main__":
     checkpoints()
+    drafters()
     texts()
     ggufs()
     plugins()

@@ -8,12 +8,14 @@
 #![allow(unreachable_pub, reason = "the test of the corpora has this as a module")]
 
 mod checkpoint;
+mod drafter;
 mod gguf;
 mod manifest;
 mod scratch;
 mod text;
 
 pub use checkpoint::{config, safetensors};
+pub use drafter::drafter;
 pub use gguf::gguf;
 pub use manifest::manifest;
 pub use scratch::Scratch;
