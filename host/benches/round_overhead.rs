@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tensorfold::engine::{
-    EngineFacts, EngineHandle, EngineOptions, Event, GenerationRequest, LaneDrawn, LaneId, LaneRows,
-    Priority, RoundEngine,
+    Drafters, EngineFacts, EngineHandle, EngineOptions, Event, GenerationRequest, LaneDrawn, LaneId,
+    LaneRows, Priority, RoundEngine, RoundTimes,
 };
 use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::sampling::Sampling;
@@ -30,7 +30,8 @@ impl RoundEngine for NullEngine {
             rows: 512,
             vocabulary: 1000,
             counts_drafts: true,
-            drafts: false,
+            outputs: 1,
+            drafters: Drafters::default(),
         }
     }
 
@@ -43,12 +44,16 @@ impl RoundEngine for NullEngine {
         Ok(())
     }
 
-    fn round(&mut self, rows: &[LaneRows<'_>], drawn: &mut Vec<LaneDrawn>) -> Result<(), PluginError> {
+    fn round(
+        &mut self,
+        rows: &[LaneRows<'_>],
+        drawn: &mut Vec<LaneDrawn>,
+    ) -> Result<RoundTimes, PluginError> {
         drawn.extend(rows.iter().map(|rows| LaneDrawn {
             tokens: if rows.draws > 0 { vec![7] } else { Vec::new() },
-            accepted: 0,
+            ..LaneDrawn::default()
         }));
-        Ok(())
+        Ok(RoundTimes::default())
     }
 }
 
@@ -77,6 +82,7 @@ async fn replies(lanes: u32) -> Duration {
                     sampling: Sampling::GREEDY,
                     stop_tokens: BTreeSet::new(),
                     priority: Priority::Foreground,
+                    drafts: true,
                     watch: None,
                 })
                 .expect("an idle engine")

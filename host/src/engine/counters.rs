@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::drafting::DraftCounts;
+
 /// How far back current speeds look.
 const RATE_WINDOW: Duration = Duration::from_secs(2);
 
@@ -40,10 +42,8 @@ pub struct Counters {
     pub decode_seconds_total: f64,
     /// Rounds that any reply took part in, summed over replies.
     pub rounds_total: u64,
-    /// Tokens guessed by a drafter; `None` where the engine does not count.
-    pub drafted_total: Option<u64>,
-    /// Guessed tokens that were accepted; `None` where the engine does not count.
-    pub accepted_total: Option<u64>,
+    /// What became of drafts; `None` where the engine does not count.
+    pub drafts_total: Option<DraftCounts>,
     /// Reply tokens a second over the last two seconds.
     pub decode_tokens_per_second: f64,
     /// Prompt tokens a second over the last two seconds.

@@ -10,8 +10,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::sampling::Sampling;
 
+use super::drafting::Drafters;
 use super::request::{GenerationRequest, Priority};
-use super::round::{EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine};
+use super::round::{Draft, EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine, RoundTimes};
 
 /// A request for `max_tokens` tokens after `prompt`, with nothing special.
 pub(crate) fn request(prompt: &[u32], max_tokens: u32) -> GenerationRequest {
@@ -22,6 +23,7 @@ pub(crate) fn request(prompt: &[u32], max_tokens: u32) -> GenerationRequest {
         sampling: Sampling::GREEDY,
         stop_tokens: BTreeSet::new(),
         priority: Priority::Foreground,
+        drafts: true,
         watch: None,
     }
 }
@@ -75,7 +77,8 @@ impl FakeEngine {
             rows: 1024,
             vocabulary,
             counts_drafts: true,
-            drafts: false,
+            outputs: 1,
+            drafters: Drafters::default(),
         };
         FakeEngine::with_facts(facts)
     }
@@ -111,7 +114,11 @@ impl RoundEngine for FakeEngine {
         Ok(())
     }
 
-    fn round(&mut self, rows: &[LaneRows<'_>], drawn: &mut Vec<LaneDrawn>) -> Result<(), PluginError> {
+    fn round(
+        &mut self,
+        rows: &[LaneRows<'_>],
+        drawn: &mut Vec<LaneDrawn>,
+    ) -> Result<RoundTimes, PluginError> {
         let shape = rows.iter().map(|rows| (rows.position, rows.tokens.len() as u32)).collect();
         let fault = self.control.begin_round(shape);
         match fault {
@@ -119,31 +126,60 @@ impl RoundEngine for FakeEngine {
             Some(Fault::Panic(text)) => panic!("{text}"),
             Some(Fault::Answer(answer)) => {
                 *drawn = answer;
-                return Ok(());
+                return Ok(RoundTimes::default());
             }
             None => {}
         }
-        let script = {
+        let (script, accuracy) = {
             let mut state = self.control.lock();
             state.last_sampling = rows.first().map(|rows| rows.sampling);
-            state.script.clone()
+            (state.script.clone(), state.accuracy)
+        };
+        let vocabulary = self.facts.vocabulary;
+        let draw = |held: &[u32], drawn: usize| match &script {
+            Some(script) => script[drawn.min(script.len() - 1)],
+            None => next_token(held, vocabulary),
         };
         for rows in rows {
             let lane = self.lanes.get_mut(&rows.lane.0).expect("an open lane");
             assert_eq!(lane.held.len(), rows.position as usize, "rows follow on what the lane holds");
-            lane.held.extend_from_slice(rows.tokens);
+            let (sure, drafts) = rows.tokens.split_at(rows.tokens.len() - rows.drafts as usize);
+            assert!(rows.draws <= self.facts.outputs && rows.tokens.len() <= self.facts.rows as usize);
+            assert!(drafts.is_empty() || (sure.len() == 1 && rows.draws == rows.drafts + 1));
+            lane.held.extend_from_slice(sure);
             let mut result = LaneDrawn::default();
-            if rows.draws > 0 {
-                let token = match &script {
-                    Some(script) => script[lane.drawn.min(script.len() - 1)],
-                    None => next_token(&lane.held, self.facts.vocabulary),
-                };
+            for row in 0..rows.draws as usize {
+                let token = draw(&lane.held, lane.drawn);
                 lane.drawn += 1;
                 result.tokens.push(token);
+                if drafts.get(row) != Some(&token) {
+                    break;
+                }
+                lane.held.push(token);
+                result.accepted += 1;
+            }
+            if rows.next.count > 0 {
+                assert!(rows.draws > 0, "drafts follow on a draw");
+                assert!(
+                    self.facts.drafters.proposers().any(|(by, most)| {
+                        by.kind() == rows.next.kind && most as usize >= rows.next.count
+                    })
+                );
+                result.next_kind = rows.next.kind;
+                let mut held = lane.held.clone();
+                held.extend(result.tokens.last());
+                for ahead in 0..rows.next.count {
+                    let token = draw(&held, lane.drawn + ahead);
+                    // As good as chance, and the same in every run.
+                    let right = next_token(&held, 100) < accuracy;
+                    let token = if right { token } else { (token + 1) % vocabulary };
+                    result.next.push(Draft { token, probability: accuracy as f32 / 100.0 });
+                    held.push(token);
+                }
             }
             drawn.push(result);
         }
-        Ok(())
+        Ok(RoundTimes::default())
     }
 }
 
@@ -172,12 +208,19 @@ struct ControlState {
     faults: BTreeMap<u64, Fault>,
     open_error: Option<PluginError>,
     script: Option<Arc<Vec<u32>>>,
+    /// How many of 100 drafts are right.
+    accuracy: u32,
 }
 
 impl FakeControl {
     /// Every reply consists of these tokens; the last one repeats.
     pub(crate) fn reply_with(&self, tokens: &[u32]) {
         self.lock().script = Some(Arc::new(tokens.to_vec()));
+    }
+
+    /// So many of 100 drafts are right.
+    pub(crate) fn draft_with(&self, accuracy: u32) {
+        self.lock().accuracy = accuracy;
     }
 
     /// No further round begins before [`release`](Self::release).

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::counters::{Counters, EngineState, Rates};
+use super::drafting::{DraftCounts, DraftOptions};
 use super::lane::CHUNK_BORDER;
 use super::mailbox::{EventReceiver, mailbox};
 use super::queue::{Queue, Waiting};
@@ -29,11 +30,19 @@ pub struct EngineOptions {
     pub prefill_chunk: u32,
     /// Tokens that prompt and reply may have together; the engine's own number caps it.
     pub context: u32,
+    /// How drafts are used.
+    pub drafting: DraftOptions,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        EngineOptions { lanes: 1, queue: 256, prefill_chunk: 512, context: u32::MAX }
+        EngineOptions {
+            lanes: 1,
+            queue: 256,
+            prefill_chunk: 512,
+            context: u32::MAX,
+            drafting: DraftOptions::default(),
+        }
     }
 }
 
@@ -99,16 +108,18 @@ impl EngineHandle {
         let facts = engine.facts();
         // No less than one border's worth: a smaller chunk would never get on.
         let chunk = (options.prefill_chunk.min(facts.rows) / CHUNK_BORDER).max(1) * CHUNK_BORDER;
-        let count = facts.counts_drafts.then_some(0);
+        let drafts_total = facts.counts_drafts.then(DraftCounts::default);
+        let drafts = options.drafting.used(facts.drafters).any();
         let shared = Arc::new(Shared {
             context: options.context.min(facts.positions),
             lanes: options.lanes.min(facts.lanes).max(1),
+            drafts,
             facts,
             state: Mutex::new(State {
                 queue: Queue::new(options.queue),
                 phase: EngineState::Serving,
                 stop: false,
-                counters: Counters { drafted_total: count, accepted_total: count, ..Counters::default() },
+                counters: Counters { drafts_total, ..Counters::default() },
                 rates: Rates::default(),
                 thread: None,
                 done: None,
@@ -116,7 +127,7 @@ impl EngineHandle {
             work: Condvar::new(),
             ended: Condvar::new(),
         });
-        let scheduler = Scheduler::new(engine, shared.lanes, chunk);
+        let scheduler = Scheduler::new(engine, shared.lanes, chunk, &options.drafting);
         let thread = std::thread::Builder::new().name("tensorfold-engine".to_owned()).spawn({
             let shared = shared.clone();
             move || run(&shared, scheduler)
@@ -164,6 +175,11 @@ impl EngineHandle {
     /// Requests that can run at the same time.
     pub fn lanes(&self) -> u32 {
         self.shared.lanes
+    }
+
+    /// Whether replies are drafted for where a request does not forbid it.
+    pub fn drafts(&self) -> bool {
+        self.shared.drafts
     }
 
     /// Whether the engine takes work.
@@ -243,6 +259,7 @@ struct Shared {
     facts: EngineFacts,
     context: u32,
     lanes: u32,
+    drafts: bool,
     state: Mutex<State>,
     /// There may be something to do for the engine thread.
     work: Condvar,
@@ -282,11 +299,8 @@ impl State {
         counters.rounds_total += report.rounds;
         counters.prefill_seconds_total += report.prefill_seconds;
         counters.decode_seconds_total += report.decode_seconds;
-        if let Some(total) = &mut counters.drafted_total {
-            *total += report.drafted;
-        }
-        if let Some(total) = &mut counters.accepted_total {
-            *total += report.accepted;
+        if let Some(total) = &mut counters.drafts_total {
+            total.add(&report.drafts);
         }
         self.rates.note(now, report.reply_tokens, report.prompt_rows);
     }

@@ -1,3 +1,4 @@
+use super::super::drafting::Drafters;
 use super::super::fake::{Call, FakeControl, FakeEngine, Fault, expected_reply, request};
 use super::super::request::{Event, FinishReason, Priority, ReplyStatistics};
 use super::super::round::LaneDrawn;
@@ -46,7 +47,10 @@ async fn a_reply_is_the_one_the_prompt_asks_for_whatever_the_chunks() {
         let (tokens, end) = collect(engine.submit(request(&prompt, 5)).unwrap()).await;
         assert_eq!(tokens, expected_reply(&prompt, 5, VOCABULARY));
         let statistics = statistics(end);
-        assert_eq!((statistics.rounds, statistics.drafted, statistics.min_rows), (4, Some(0), 1));
+        assert_eq!(
+            (statistics.rounds, statistics.drafts, statistics.min_rows),
+            (4, Some(DraftCounts::default()), 1)
+        );
         for call in control.calls() {
             let Call::Round(lanes) = call else { continue };
             let (position, rows) = lanes[0];
@@ -66,7 +70,8 @@ async fn many_requests_at_once_are_all_answered_right() {
             rows: 256,
             vocabulary: VOCABULARY,
             counts_drafts: false,
-            drafts: false,
+            outputs: 1,
+            drafters: Drafters::default(),
         });
         let options = EngineOptions { lanes: 8, prefill_chunk: 64, ..EngineOptions::default() };
         let engine = EngineHandle::start(Box::new(engine), &options).unwrap();
@@ -81,13 +86,13 @@ async fn many_requests_at_once_are_all_answered_right() {
         for (events, prompt, length) in open {
             let (tokens, end) = collect(events).await;
             assert_eq!(tokens, expected_reply(&prompt, length as usize, VOCABULARY));
-            assert_eq!(statistics(end).drafted, None);
+            assert_eq!(statistics(end).drafts, None);
             total += u64::from(length);
         }
         let counters = engine.counters();
         assert_eq!((counters.requests_total, counters.completion_tokens_total), (40, total));
         assert_eq!((counters.requests_running, counters.requests_waiting), (0, 0));
-        assert_eq!(counters.drafted_total, None);
+        assert_eq!(counters.drafts_total, None);
         assert!(matches!(engine.stop(LIMIT), StopOutcome::Stopped(_)));
     }
 }
@@ -179,8 +184,8 @@ async fn a_broken_engine_fails_open_requests_and_refuses_new_ones() {
         Fault::Error(PluginError::new(Status::Panicked, "index out of bounds")),
         Fault::Panic("a bug"),
         Fault::Answer(vec![]),
-        Fault::Answer(vec![LaneDrawn { tokens: vec![VOCABULARY], accepted: 0 }]),
-        Fault::Answer(vec![LaneDrawn { tokens: vec![1, 2], accepted: 1 }]),
+        Fault::Answer(vec![LaneDrawn { tokens: vec![VOCABULARY], ..LaneDrawn::default() }]),
+        Fault::Answer(vec![LaneDrawn { tokens: vec![1, 2], accepted: 1, ..LaneDrawn::default() }]),
     ];
     for fault in faults {
         let (engine, control) = start(&EngineOptions::default());
@@ -244,7 +249,8 @@ async fn neighbours_that_come_and_go_change_no_reply() {
         rows: 256,
         vocabulary: VOCABULARY,
         counts_drafts: true,
-        drafts: false,
+        outputs: 1,
+        drafters: Drafters::default(),
     });
     let options = EngineOptions { lanes: 4, prefill_chunk: 64, ..EngineOptions::default() };
     let engine = EngineHandle::start(Box::new(engine), &options).unwrap();

@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use tensorfold_plugin_api::plugin::NextDrafts;
 use tensorfold_plugin_api::sampling::Sampling;
 
+use super::drafting::{DraftCounts, Proposer};
 use super::mailbox::EventSender;
 use super::queue::Waiting;
 use super::request::{FinishReason, ReplyStatistics, TokenWatch, Watch};
@@ -19,21 +21,61 @@ pub(super) struct Lane {
     pub(super) id: LaneId,
     pub(super) request_id: String,
     pub(super) events: EventSender,
-    prompt: Vec<u32>,
+    /// The prompt and the reply so far. Of the reply, what lies from `position`
+    /// on is not held by the engine yet; it is never empty after the prompt.
+    context: Vec<u32>,
+    prompt: u32,
     sampling: Sampling,
     stop_tokens: BTreeSet<u32>,
     watch: Option<Box<dyn TokenWatch>>,
     max_tokens: u32,
     /// Tokens the engine holds for this lane.
     position: u32,
-    /// Reply tokens that the engine does not hold yet; never empty after the prompt.
-    pending: Vec<u32>,
-    /// Reply tokens so far.
-    produced: u32,
+    /// Whether drafts may be used.
+    drafting: bool,
+    /// What the engine guesses to come after the context.
+    proposed: Option<Proposed>,
+    /// The rows of the round to come or that is being computed.
+    feed: Feed,
     submitted: Instant,
     started: Instant,
     prefilled: Option<Instant>,
     statistics: ReplyStatistics,
+}
+
+/// Guesses of what comes next.
+struct Proposed {
+    by: Proposer,
+    tokens: Vec<u32>,
+}
+
+/// What a lane feeds in one round.
+#[derive(Default)]
+struct Feed {
+    /// Tokens of a reply with drafts behind them; a prompt is fed from the context.
+    tokens: Vec<u32>,
+    rows: u32,
+    drafts: u32,
+    by: Option<Proposer>,
+    draws: u32,
+    next: NextDrafts,
+    next_by: Option<Proposer>,
+}
+
+/// The most that a lane may feed in a round.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowLimits {
+    pub(super) rows: u32,
+    /// Rows that may be drawn from.
+    pub(super) outputs: u32,
+}
+
+/// Which drafts are wanted for the round after, if they can be used.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Wish {
+    pub(super) proposer: Proposer,
+    pub(super) drafts: u32,
+    pub(super) confidence: f32,
 }
 
 /// What a round made of a lane.
@@ -45,31 +87,33 @@ pub(super) struct Settled {
     pub(super) counted: u32,
     /// Set when the reply is complete.
     pub(super) end: Option<FinishReason>,
+    /// A token was replaced.
+    replaced: bool,
 }
 
 impl Lane {
     /// A lane that begins now.
     pub(super) fn new(id: LaneId, waiting: Waiting, now: Instant, counts_drafts: bool) -> Self {
         let Waiting { request, events, submitted } = waiting;
-        let count = counts_drafts.then_some(0);
         Lane {
             id,
             request_id: request.id,
             events,
-            prompt: request.prompt,
+            prompt: request.prompt.len() as u32,
+            context: request.prompt,
             sampling: request.sampling,
             stop_tokens: request.stop_tokens,
             watch: request.watch,
             max_tokens: request.max_tokens,
             position: 0,
-            pending: Vec::new(),
-            produced: 0,
+            drafting: request.drafts,
+            proposed: None,
+            feed: Feed::default(),
             submitted,
             started: now,
             prefilled: None,
             statistics: ReplyStatistics {
-                drafted: count,
-                accepted: count,
+                drafts: counts_drafts.then(DraftCounts::default),
                 queue: now.duration_since(submitted),
                 ..ReplyStatistics::default()
             },
@@ -78,35 +122,103 @@ impl Lane {
 
     /// Whether prompt tokens are left to feed.
     pub(super) fn in_prompt(&self) -> bool {
-        (self.position as usize) < self.prompt.len()
+        self.position < self.prompt
     }
 
     /// Length of the prompt in tokens.
     pub(super) fn prompt_tokens(&self) -> u32 {
-        self.prompt.len() as u32
+        self.prompt
     }
 
-    /// The next chunk of the prompt, at most `chunk` rows; `None` when that
-    /// does not reach the next border.
-    pub(super) fn prompt_rows(&self, chunk: u32) -> Option<LaneRows<'_>> {
-        let end = chunk_end(self.position, self.prompt_tokens(), chunk)?;
-        let last = end == self.prompt_tokens();
-        Some(self.feed(&self.prompt[self.position as usize..end as usize], u32::from(last)))
+    /// Makes the next chunk of the prompt ready, at most `chunk` rows. False
+    /// when that does not reach the next border.
+    pub(super) fn prepare_prompt(&mut self, chunk: u32, limits: RowLimits, wish: Option<Wish>) -> bool {
+        let Some(end) = chunk_end(self.position, self.prompt, chunk) else { return false };
+        let draws = u32::from(end == self.prompt);
+        self.feed.rows = end - self.position;
+        (self.feed.drafts, self.feed.by, self.feed.draws) = (0, None, draws);
+        self.ask(limits, wish.filter(|_| draws > 0));
+        true
     }
 
-    /// The reply tokens that the engine does not hold yet, at most `rows`.
-    pub(super) fn reply_rows(&self, rows: u32) -> LaneRows<'_> {
-        let count = self.pending.len().min(rows as usize);
-        self.feed(&self.pending[..count], u32::from(count == self.pending.len()))
+    /// Makes the reply tokens ready that the engine does not hold yet, and
+    /// behind them as many of the drafts as can be used, at most `depth`.
+    pub(super) fn prepare_reply(&mut self, limits: RowLimits, depth: u32, wish: Option<Wish>) {
+        let pending = &self.context[self.position as usize..];
+        let count = pending.len().min(limits.rows as usize);
+        let whole = count == pending.len();
+        self.feed.tokens.clear();
+        self.feed.tokens.extend_from_slice(&pending[..count]);
+        let room = self.draft_room(limits, 0).min(depth);
+        (self.feed.drafts, self.feed.by) = (0, None);
+        // Guesses follow on the one token that was drawn last, not on what replaced it.
+        if let Some(proposed) = self.proposed.take()
+            && count == 1
+            && whole
+        {
+            let drafts = proposed.tokens.len().min(room as usize);
+            if drafts > 0 {
+                self.feed.tokens.extend_from_slice(&proposed.tokens[..drafts]);
+                (self.feed.drafts, self.feed.by) = (drafts as u32, Some(proposed.by));
+            }
+        }
+        self.feed.rows = self.feed.tokens.len() as u32;
+        self.feed.draws = if whole { self.feed.drafts + 1 } else { 0 };
+        self.ask(limits, wish.filter(|_| whole));
     }
 
-    fn feed<'a>(&self, tokens: &'a [u32], draws: u32) -> LaneRows<'a> {
-        LaneRows { lane: self.id, position: self.position, tokens, drafts: 0, draws, sampling: self.sampling }
+    /// The rows that were made ready.
+    pub(super) fn rows(&self) -> LaneRows<'_> {
+        let from = self.position as usize;
+        let tokens = match self.in_prompt() {
+            true => &self.context[from..from + self.feed.rows as usize],
+            false => &self.feed.tokens[..],
+        };
+        LaneRows {
+            lane: self.id,
+            position: self.position,
+            tokens,
+            drafts: self.feed.drafts,
+            draws: self.feed.draws,
+            sampling: self.sampling,
+            next: self.feed.next,
+        }
     }
 
-    /// Takes the result of a round that fed `rows` rows, `drafts` of them guesses.
-    pub(super) fn settle(&mut self, rows: u32, drafts: u32, drawn: &LaneDrawn, now: Instant) -> Settled {
+    /// How many drafts can be of use in the round to come (`ahead` 0) or the one after it (1).
+    fn draft_room(&self, limits: RowLimits, ahead: u32) -> u32 {
+        if !self.drafting {
+            return 0;
+        }
+        // A round of n drafts brings up to n + 1 tokens, and each round at least one.
+        let left = self.max_tokens.saturating_sub(self.produced()).saturating_sub(1 + ahead);
+        let certain = self.watch.as_ref().map_or(u32::MAX, |watch| watch.certain().saturating_sub(ahead));
+        left.min(certain).min(limits.rows.saturating_sub(1)).min(limits.outputs.saturating_sub(1))
+    }
+
+    fn ask(&mut self, limits: RowLimits, wish: Option<Wish>) {
+        let count = wish.map_or(0, |wish| wish.drafts.min(self.draft_room(limits, 1)));
+        match wish {
+            Some(wish) if count > 0 => {
+                self.feed.next_by = Some(wish.proposer);
+                self.feed.next = NextDrafts {
+                    kind: wish.proposer.kind(),
+                    count: count as usize,
+                    confidence: wish.confidence,
+                };
+            }
+            _ => (self.feed.next_by, self.feed.next) = (None, NextDrafts::default()),
+        }
+    }
+
+    fn produced(&self) -> u32 {
+        self.context.len() as u32 - self.prompt
+    }
+
+    /// Takes the result of the round whose rows were made ready last.
+    pub(super) fn settle(&mut self, drawn: &LaneDrawn, now: Instant) -> Settled {
         let first_of_reply = self.prefilled.is_none();
+        let Feed { rows, drafts, by, next_by, .. } = self.feed;
         self.position += rows - drafts + drawn.accepted;
         if self.in_prompt() {
             return Settled::default();
@@ -122,21 +234,34 @@ impl Lane {
             };
             self.statistics.rounds += 1;
         }
-        add(&mut self.statistics.drafted, drafts);
-        add(&mut self.statistics.accepted, drawn.accepted);
+        if let (Some(counts), Some(by)) = (&mut self.statistics.drafts, by) {
+            counts.note(by, drafts, drawn.accepted);
+        }
 
         let mut settled = Settled::default();
-        self.pending.drain(..(rows - drafts).min(self.pending.len() as u32) as usize);
         for &token in &drawn.tokens {
             self.judge(token, &mut settled);
             if settled.end.is_some() {
                 break;
             }
         }
-        // All but the last token were accepted drafts, which the engine holds.
-        let held = (drawn.accepted as usize).min(self.pending.len().saturating_sub(1));
-        self.pending.drain(..held);
+        // What was replaced is held by no engine: `TokenWatch::certain` reaches over all drafts.
+        debug_assert!(
+            settled.end.is_some() || (self.position as usize) < self.context.len() || drawn.tokens.is_empty()
+        );
+        if let Some(by) = next_by
+            && !settled.replaced
+            && !drawn.next.is_empty()
+        {
+            let tokens = drawn.next.iter().map(|draft| draft.token).collect();
+            self.proposed = Some(Proposed { by, tokens });
+        }
         settled
+    }
+
+    /// Which drafts the last round tested: by whom, how many, and how many held.
+    pub(super) fn tested(&self, drawn: &LaneDrawn) -> Option<(Proposer, u32, u32)> {
+        self.feed.by.map(|by| (by, self.feed.drafts, drawn.accepted))
     }
 
     /// What the reply has taken up to now.
@@ -153,6 +278,7 @@ impl Lane {
             Watch::Continue => self.count(token, false, settled),
             Watch::Stop => self.count(token, true, settled),
             Watch::Replace(tokens) => {
+                settled.replaced = true;
                 for token in tokens {
                     let last = self.verdict(token) == Watch::Stop;
                     self.count(token, last, settled);
@@ -172,9 +298,8 @@ impl Lane {
     }
 
     fn count(&mut self, token: u32, last: bool, settled: &mut Settled) {
-        self.produced += 1;
         settled.counted += 1;
-        self.pending.push(token);
+        self.context.push(token);
         if self.stop_tokens.contains(&token) {
             settled.end = Some(FinishReason::StopToken(token));
             return;
@@ -182,7 +307,7 @@ impl Lane {
         settled.tokens.push(token);
         if last {
             settled.end = Some(FinishReason::Watch);
-        } else if self.produced >= self.max_tokens {
+        } else if self.produced() >= self.max_tokens {
             settled.end = Some(FinishReason::Length);
         }
     }
@@ -200,17 +325,12 @@ pub(super) fn chunk_end(position: u32, prompt: u32, chunk: u32) -> Option<u32> {
     (end > position).then_some(end)
 }
 
-fn add(total: &mut Option<u64>, more: u32) {
-    if let Some(total) = total {
-        *total += u64::from(more);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::fake::request;
     use super::super::mailbox::mailbox;
     use super::super::request::GenerationRequest;
+    use super::super::round::Draft;
     use super::*;
 
     fn lane(request: GenerationRequest) -> Lane {
@@ -234,29 +354,55 @@ mod tests {
         assert_eq!(chunk_end(0, 1000, 0), None);
     }
 
+    const LIMITS: RowLimits = RowLimits { rows: 512, outputs: 32 };
+    const THREE: Wish = Wish { proposer: Proposer::Mtp, drafts: 3, confidence: 0.3 };
+
+    fn prompt(lane: &mut Lane, drawn: &LaneDrawn) -> Settled {
+        assert!(lane.prepare_prompt(64, LIMITS, None));
+        lane.settle(drawn, Instant::now())
+    }
+
+    fn reply(lane: &mut Lane, drawn: &LaneDrawn) -> Settled {
+        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        lane.settle(drawn, Instant::now())
+    }
+
+    fn with_next(tokens: &[u32], next: &[u32]) -> LaneDrawn {
+        let next = next.iter().map(|&token| Draft { token, probability: 0.5 }).collect();
+        LaneDrawn { next, ..answer(tokens, 0) }
+    }
+
+    fn answer(tokens: &[u32], accepted: u32) -> LaneDrawn {
+        LaneDrawn { tokens: tokens.to_vec(), accepted, ..LaneDrawn::default() }
+    }
+
     #[test]
     fn only_the_last_prompt_row_is_drawn_from() {
         let mut lane = lane(request(&[5; 130], 4));
-        let rows = lane.prompt_rows(64).unwrap();
-        assert_eq!((rows.position, rows.tokens.len(), rows.draws), (0, 64, 0));
-        lane.settle(64, 0, &LaneDrawn::default(), Instant::now());
-        lane.settle(64, 0, &LaneDrawn::default(), Instant::now());
-        let rows = lane.prompt_rows(64).unwrap();
-        assert_eq!((rows.position, rows.tokens.len(), rows.draws), (128, 2, 1));
-        let settled = lane.settle(2, 0, &one(9), Instant::now());
+        assert!(lane.prepare_prompt(64, LIMITS, Some(THREE)));
+        let rows = lane.rows();
+        assert_eq!((rows.position, rows.tokens.len(), rows.draws, rows.next.count), (0, 64, 0, 0));
+        prompt(&mut lane, &LaneDrawn::default());
+        prompt(&mut lane, &LaneDrawn::default());
+        assert!(lane.prepare_prompt(64, LIMITS, Some(THREE)));
+        let rows = lane.rows();
+        // Of four tokens the last prompt row draws one and the next round at least one.
+        assert_eq!((rows.position, rows.tokens.len(), rows.draws, rows.next.count), (128, 2, 1, 2));
+        let settled = lane.settle(&one(9), Instant::now());
         assert_eq!((settled.tokens, settled.end), (vec![9], None));
-        let rows = lane.reply_rows(512);
+        lane.prepare_reply(LIMITS, 8, None);
+        let rows = lane.rows();
         assert_eq!((rows.position, rows.tokens, rows.draws), (130, &[9][..], 1));
     }
 
     #[test]
     fn the_reply_ends_at_its_length_or_at_a_stop_token() {
         let mut short = lane(request(&[1], 1));
-        let settled = short.settle(1, 0, &one(9), Instant::now());
+        let settled = prompt(&mut short, &one(9));
         assert_eq!((settled.tokens, settled.end), (vec![9], Some(FinishReason::Length)));
 
         let mut stopped = lane(GenerationRequest { stop_tokens: [7].into(), ..request(&[1], 9) });
-        let settled = stopped.settle(1, 0, &one(7), Instant::now());
+        let settled = prompt(&mut stopped, &one(7));
         assert_eq!((settled.tokens, settled.counted), (vec![], 1));
         assert_eq!(settled.end, Some(FinishReason::StopToken(7)));
     }
@@ -264,22 +410,57 @@ mod tests {
     #[test]
     fn accepted_drafts_count_as_tokens_and_only_the_last_is_fed_again() {
         let mut lane = lane(request(&[1], 10));
-        lane.settle(1, 0, &one(2), Instant::now());
-        let drawn = LaneDrawn { tokens: vec![3, 4, 5], accepted: 2 };
-        let settled = lane.settle(4, 3, &drawn, Instant::now());
-        assert_eq!(settled.tokens, [3, 4, 5]);
-        let rows = lane.reply_rows(8);
-        assert_eq!((rows.position, rows.tokens), (4, &[5][..]));
+        prompt(&mut lane, &one(2));
+        reply(&mut lane, &with_next(&[3], &[4, 5, 9]));
+        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        let rows = lane.rows();
+        assert_eq!((rows.position, rows.tokens, rows.drafts, rows.draws), (2, &[3, 4, 5, 9][..], 3, 4));
+        let settled = lane.settle(&answer(&[4, 5, 6], 2), Instant::now());
+        assert_eq!(settled.tokens, [4, 5, 6]);
+        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        let rows = lane.rows();
+        assert_eq!((rows.position, rows.tokens, rows.drafts), (5, &[6][..], 0));
         let statistics = lane.statistics(Instant::now());
-        assert_eq!((statistics.rounds, statistics.drafted, statistics.accepted), (1, Some(3), Some(2)));
-        assert_eq!(statistics.min_rows, 4);
+        let tally = statistics.drafts.unwrap().of(Proposer::Mtp);
+        assert_eq!((statistics.rounds, tally.rounds, tally.drafted, tally.accepted), (2, 1, 3, 2));
+        assert_eq!(statistics.min_rows, 1);
     }
 
+    #[test]
+    fn drafts_never_pass_what_the_reply_may_have_or_the_round_can_test() {
+        let drafts = |max_tokens, limits, depth| {
+            let mut lane = lane(request(&[1], max_tokens));
+            prompt(&mut lane, &one(2));
+            lane.prepare_reply(LIMITS, 8, Some(THREE));
+            lane.settle(&with_next(&[3], &[4, 5, 6, 7]), Instant::now());
+            lane.prepare_reply(limits, depth, None);
+            lane.rows().drafts
+        };
+        assert_eq!(drafts(100, LIMITS, 8), 4);
+        assert_eq!(drafts(100, LIMITS, 1), 1);
+        // Two are there; two drafts and what follows them fill five.
+        assert_eq!(drafts(5, LIMITS, 8), 2);
+        assert_eq!(drafts(3, LIMITS, 8), 0);
+        assert_eq!(drafts(100, RowLimits { rows: 512, outputs: 4 }, 8), 3);
+        assert_eq!(drafts(100, RowLimits { rows: 3, outputs: 32 }, 8), 2);
+        let serial = GenerationRequest { drafts: false, ..request(&[1], 100) };
+        let mut lane = lane(serial);
+        prompt(&mut lane, &one(2));
+        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        assert_eq!(lane.rows().next, NextDrafts::default());
+    }
+
+    /// Verdicts in order, and how far they are certain.
     struct Script(Vec<Watch>);
 
     impl TokenWatch for Script {
         fn token(&mut self, _: u32) -> Watch {
             self.0.remove(0)
+        }
+
+        fn certain(&self) -> u32 {
+            let replaced = self.0.iter().position(|verdict| matches!(verdict, Watch::Replace(_)));
+            replaced.map_or(u32::MAX, |tokens| tokens as u32)
         }
     }
 
@@ -288,18 +469,40 @@ mod tests {
         let more = [Watch::Continue, Watch::Replace(vec![20, 21]), Watch::Continue, Watch::Continue];
         let script = Script(more.into_iter().chain([Watch::Stop]).collect());
         let mut lane = lane(GenerationRequest { watch: Some(Box::new(script)), ..request(&[1], 10) });
-        assert_eq!(lane.settle(1, 0, &one(2), Instant::now()).tokens, [2]);
-        assert_eq!(lane.settle(1, 0, &one(3), Instant::now()).tokens, [20, 21]);
-        assert_eq!(lane.reply_rows(8).tokens, [20, 21]);
-        let settled = lane.settle(2, 0, &one(4), Instant::now());
+        assert_eq!(prompt(&mut lane, &one(2)).tokens, [2]);
+        // The token after the next is replaced: no guess about it can be used.
+        assert_eq!(reply(&mut lane, &with_next(&[3], &[4, 5])).tokens, [20, 21]);
+        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        assert_eq!((lane.rows().tokens, lane.rows().drafts), (&[20, 21][..], 0));
+        let settled = lane.settle(&one(4), Instant::now());
         assert_eq!((settled.tokens, settled.end), (vec![4], Some(FinishReason::Watch)));
+    }
+
+    #[test]
+    fn drafts_end_before_a_token_that_may_be_replaced() {
+        let mut verdicts = vec![Watch::Continue; 4];
+        verdicts.extend([Watch::Replace(vec![20]), Watch::Continue]);
+        let watch = Some(Box::new(Script(verdicts)) as Box<dyn TokenWatch>);
+        let mut lane = lane(GenerationRequest { watch, ..request(&[1], 100) });
+        prompt(&mut lane, &one(2));
+        // Three more tokens are certain: one of this round, two of the next.
+        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        assert_eq!(lane.rows().next.count, 2);
+        lane.settle(&with_next(&[3], &[4, 5]), Instant::now());
+        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        assert_eq!((lane.rows().drafts, lane.rows().next.count), (2, 1));
+        // The last of them is replaced, and the engine does not hold it.
+        let settled = lane.settle(&answer(&[4, 5, 6], 2), Instant::now());
+        assert_eq!(settled.tokens, [4, 5, 20]);
+        lane.prepare_reply(LIMITS, 8, None);
+        assert_eq!((lane.rows().position, lane.rows().tokens), (5, &[20][..]));
     }
 
     #[test]
     fn replaced_tokens_never_pass_the_length() {
         let script = Script(vec![Watch::Replace(vec![20, 21, 22]), Watch::Continue, Watch::Continue]);
         let mut lane = lane(GenerationRequest { watch: Some(Box::new(script)), ..request(&[1], 2) });
-        let settled = lane.settle(1, 0, &one(2), Instant::now());
+        let settled = prompt(&mut lane, &one(2));
         assert_eq!((settled.tokens, settled.end), (vec![20, 21], Some(FinishReason::Length)));
     }
 
@@ -307,7 +510,7 @@ mod tests {
     fn a_watch_can_end_the_reply_at_a_replaced_token() {
         let script = Script(vec![Watch::Replace(vec![20, 21, 22]), Watch::Continue, Watch::Stop]);
         let mut lane = lane(GenerationRequest { watch: Some(Box::new(script)), ..request(&[1], 9) });
-        let settled = lane.settle(1, 0, &one(2), Instant::now());
+        let settled = prompt(&mut lane, &one(2));
         assert_eq!((settled.tokens, settled.end), (vec![20, 21], Some(FinishReason::Watch)));
     }
 }

@@ -13,10 +13,14 @@
 //! - A request whose receiver is dropped ends at the next round or prompt chunk.
 //! - An engine that has failed is never called again; its open requests end
 //!   with an error, new ones are refused, and the process goes on answering.
+//! - Drafts change when tokens come, never which.
 //!
 //! It knows token ids only: no text, no HTTP, no files.
 
 mod counters;
+mod drafting;
+#[cfg(test)]
+mod drafting_tests;
 #[cfg(test)]
 pub(crate) mod fake;
 mod handle;
@@ -30,6 +34,7 @@ mod scheduler;
 mod seed;
 
 pub use counters::{Counters, EngineState};
+pub use drafting::{BlockDrafter, DraftCounts, DraftOptions, DraftTally, Drafters, Proposer};
 pub(crate) use handle::SHUTTING_DOWN;
 pub use handle::{EngineHandle, EngineOptions, StopOutcome, SubmitError};
 pub use mailbox::EventReceiver;
@@ -37,5 +42,5 @@ pub use plugin_engine::PluginEngine;
 pub use request::{
     Event, FailureKind, FinishReason, GenerationRequest, Priority, ReplyStatistics, TokenWatch, Watch,
 };
-pub use round::{EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine, is_fatal};
+pub use round::{Draft, EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine, RoundTimes, is_fatal};
 pub use seed::{prompt_seed, token_digest};

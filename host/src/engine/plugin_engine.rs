@@ -1,10 +1,12 @@
 //! A plugin's engine as the round loop calls it.
 
+use std::time::Duration;
+
 use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::host::{EngineClient, LaneRequest};
-use tensorfold_plugin_api::plugin::NextDrafts;
 
-use super::round::{EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine};
+use super::drafting::Drafters;
+use super::round::{Draft, EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine, RoundTimes};
 
 /// An open engine of a plugin.
 pub struct PluginEngine {
@@ -15,7 +17,8 @@ pub struct PluginEngine {
 impl PluginEngine {
     /// Takes an open engine. `name` is the engine's name for users, `rows` the
     /// most rows a lane may feed in a round and `vocabulary` the number of ids
-    /// that can be drawn, both as the engine was opened with.
+    /// that can be drawn, both as the engine was opened with; `drafters` are those that were
+    /// opened on it.
     ///
     /// # Errors
     /// What the plugin says when it is asked for its facts.
@@ -24,6 +27,7 @@ impl PluginEngine {
         name: impl Into<String>,
         rows: u32,
         vocabulary: u32,
+        drafters: Drafters,
     ) -> Result<PluginEngine, PluginError> {
         let info = client.info()?;
         let facts = EngineFacts {
@@ -34,7 +38,8 @@ impl PluginEngine {
             vocabulary,
             // Every draft passes through `round`, whose answer says what became of it.
             counts_drafts: true,
-            drafts: false,
+            outputs: info.output_rows,
+            drafters,
         };
         Ok(PluginEngine { client, facts })
     }
@@ -53,7 +58,11 @@ impl RoundEngine for PluginEngine {
         self.client.lane_close(lane.0)
     }
 
-    fn round(&mut self, rows: &[LaneRows<'_>], drawn: &mut Vec<LaneDrawn>) -> Result<(), PluginError> {
+    fn round(
+        &mut self,
+        rows: &[LaneRows<'_>],
+        drawn: &mut Vec<LaneDrawn>,
+    ) -> Result<RoundTimes, PluginError> {
         let requests: Vec<LaneRequest<'_>> = rows
             .iter()
             .map(|rows| LaneRequest {
@@ -65,17 +74,22 @@ impl RoundEngine for PluginEngine {
                 sampling: rows.sampling,
                 allowed: None,
                 logprobs: None,
-                next_drafts: NextDrafts::default(),
+                next_drafts: rows.next,
                 cancel: None,
             })
             .collect();
         let outcome = self.client.round(&requests)?;
-        drawn.extend(
-            outcome
-                .lanes
-                .into_iter()
-                .map(|lane| LaneDrawn { tokens: lane.tokens, accepted: lane.accepted as u32 }),
-        );
-        Ok(())
+        drawn.extend(outcome.lanes.into_iter().map(|lane| LaneDrawn {
+            tokens: lane.tokens,
+            accepted: lane.accepted as u32,
+            next: lane.drafts.into_iter().map(|(token, probability)| Draft { token, probability }).collect(),
+            next_kind: lane.draft_kind,
+        }));
+        let measured = |nanoseconds: Option<u64>| nanoseconds.map(Duration::from_nanos);
+        Ok(RoundTimes {
+            forward: measured(outcome.forward_nanoseconds),
+            sample: measured(outcome.sample_nanoseconds),
+            draft: measured(outcome.draft_nanoseconds),
+        })
     }
 }

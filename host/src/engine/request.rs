@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tensorfold_plugin_api::sampling::Sampling;
 
+use super::drafting::DraftCounts;
+
 /// A reply to be generated.
 pub struct GenerationRequest {
     /// The id by which logs name the request.
@@ -19,6 +21,8 @@ pub struct GenerationRequest {
     pub stop_tokens: BTreeSet<u32>,
     /// Whether the reply waits behind others.
     pub priority: Priority,
+    /// Whether drafts may be used for it. They change its time, never its tokens.
+    pub drafts: bool,
     /// Looks at every token on its way, where something besides `stop_tokens`
     /// can end or steer the reply.
     pub watch: Option<Box<dyn TokenWatch>>,
@@ -41,6 +45,10 @@ pub enum Priority {
 pub trait TokenWatch: Send {
     /// Judges the next token of the reply.
     fn token(&mut self, token: u32) -> Watch;
+
+    /// How many tokens from now on are certainly not replaced. No draft is put
+    /// to the test beyond them: the engine keeps what it accepts.
+    fn certain(&self) -> u32;
 }
 
 /// A verdict on one token.
@@ -109,10 +117,8 @@ pub enum FailureKind {
 pub struct ReplyStatistics {
     /// Rounds after the prompt.
     pub rounds: u64,
-    /// Tokens guessed by a drafter; `None` where the engine does not count.
-    pub drafted: Option<u64>,
-    /// Guessed tokens that were accepted; `None` where the engine does not count.
-    pub accepted: Option<u64>,
+    /// What became of drafts; `None` where the engine does not count.
+    pub drafts: Option<DraftCounts>,
     /// Fewest rows any round after the prompt had; 0 without such a round.
     pub min_rows: u32,
     /// From submission to the first prompt chunk.

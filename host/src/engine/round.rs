@@ -1,8 +1,13 @@
 //! What the host asks of an engine: the border seen from the round loop.
 
+use std::time::Duration;
+
 use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::abi::Status;
+use tensorfold_plugin_api::plugin::{DraftKind, NextDrafts};
 use tensorfold_plugin_api::sampling::Sampling;
+
+use super::drafting::Drafters;
 
 /// A loaded model that computes rounds.
 ///
@@ -21,7 +26,8 @@ pub trait RoundEngine: Send {
     /// Computes one round: appends each lane's rows to its state and draws
     /// where draws are wanted. Fills one entry of `drawn` per entry of `rows`,
     /// in the same order; `drawn` is empty on entry.
-    fn round(&mut self, rows: &[LaneRows<'_>], drawn: &mut Vec<LaneDrawn>) -> Result<(), PluginError>;
+    fn round(&mut self, rows: &[LaneRows<'_>], drawn: &mut Vec<LaneDrawn>)
+    -> Result<RoundTimes, PluginError>;
 }
 
 /// A lane as its engine names it.
@@ -46,10 +52,12 @@ pub struct LaneRows<'a> {
     pub draws: u32,
     /// How tokens are drawn.
     pub sampling: Sampling,
+    /// Drafts to make for the lane's next round, after the last token that this one draws.
+    pub next: NextDrafts,
 }
 
 /// What one lane got back from a round.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LaneDrawn {
     /// The reply tokens this round settled, in order: the accepted drafts and
     /// then the first draw that was no draft. Empty when no draw was wanted.
@@ -57,6 +65,30 @@ pub struct LaneDrawn {
     pub tokens: Vec<u32>,
     /// How many drafts were accepted; the rest were taken back.
     pub accepted: u32,
+    /// Drafts for the next round, at most as many as were asked for.
+    pub next: Vec<Draft>,
+    /// Who made them.
+    pub next_kind: DraftKind,
+}
+
+/// A token that a drafter guesses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draft {
+    /// The token.
+    pub token: u32,
+    /// How likely the drafter holds it, from 0 to 1.
+    pub probability: f32,
+}
+
+/// What the parts of a round took; `None` where the engine does not measure it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoundTimes {
+    /// The forward pass over all rows.
+    pub forward: Option<Duration>,
+    /// Drawing and putting drafts to the test.
+    pub sample: Option<Duration>,
+    /// Making the next drafts.
+    pub draft: Option<Duration>,
 }
 
 /// What an engine says of itself.
@@ -70,13 +102,15 @@ pub struct EngineFacts {
     pub positions: u32,
     /// Rows that one lane may feed in a round.
     pub rows: u32,
+    /// Rows of one lane that may be drawn from in a round: one more than the drafts that it may feed.
+    pub outputs: u32,
     /// Ids below this may be fed and can be drawn.
     pub vocabulary: u32,
     /// Whether this engine counts drafts. Where it does not, draft counts are
     /// reported as unknown, never as 0.
     pub counts_drafts: bool,
-    /// Whether a drafter is loaded and used.
-    pub drafts: bool,
+    /// The drafters that are open.
+    pub drafters: Drafters,
 }
 
 /// Whether an engine must not be called again after this error.

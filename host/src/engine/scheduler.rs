@@ -7,7 +7,8 @@ use std::time::Instant;
 use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::abi::Status;
 
-use super::lane::{Lane, Settled};
+use super::drafting::{DraftCounts, DraftOptions, Drafters, Proposer};
+use super::lane::{Lane, RowLimits, Settled, Wish};
 use super::mailbox::EventSender;
 use super::queue::Waiting;
 use super::request::{FailureKind, FinishReason, ReplyStatistics};
@@ -22,6 +23,8 @@ pub(super) struct Scheduler {
     complete: Vec<(EventSender, FinishReason, ReplyStatistics)>,
     most_lanes: usize,
     prefill_chunk: u32,
+    drafters: Drafters,
+    mtp_confidence: f32,
     drawn: Vec<LaneDrawn>,
 }
 
@@ -32,8 +35,7 @@ pub(super) struct StepReport {
     pub(super) prompt_tokens: u64,
     pub(super) reply_tokens: u32,
     pub(super) rounds: u64,
-    pub(super) drafted: u64,
-    pub(super) accepted: u64,
+    pub(super) drafts: DraftCounts,
     pub(super) cancelled: u64,
     pub(super) prefill_seconds: f64,
     pub(super) decode_seconds: f64,
@@ -50,10 +52,17 @@ pub(super) enum Admission {
 }
 
 impl Scheduler {
-    pub(super) fn new(engine: Box<dyn RoundEngine>, lanes: u32, prefill_chunk: u32) -> Self {
+    pub(super) fn new(
+        engine: Box<dyn RoundEngine>,
+        lanes: u32,
+        prefill_chunk: u32,
+        drafting: &DraftOptions,
+    ) -> Self {
         let facts = engine.facts();
         Scheduler {
             engine,
+            drafters: drafting.used(facts.drafters),
+            mtp_confidence: drafting.mtp_confidence,
             facts,
             lanes: Vec::new(),
             complete: Vec::new(),
@@ -105,11 +114,10 @@ impl Scheduler {
             return Ok(report);
         }
         self.drawn.clear();
-        let (members, rows) = rows_of_round(&self.lanes, self.facts.rows, self.prefill_chunk);
-        let shapes: Vec<(u32, u32, u32)> =
-            rows.iter().map(|rows| (rows.tokens.len() as u32, rows.drafts, rows.draws)).collect();
+        let members = self.prepare();
+        let rows: Vec<LaneRows<'_>> = members.iter().map(|&member| self.lanes[member].rows()).collect();
         match self.engine.round(&rows, &mut self.drawn) {
-            Ok(()) => self.check_answer(&shapes)?,
+            Ok(_) => check_answer(&rows, &self.drawn, self.facts.vocabulary)?,
             Err(error) if is_fatal(&error) => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "the engine refused a round");
@@ -120,10 +128,11 @@ impl Scheduler {
         let now = Instant::now();
         let drawn = std::mem::take(&mut self.drawn);
         let mut ended = Vec::new();
-        for ((&member, &(rows, drafts, _)), drawn) in members.iter().zip(&shapes).zip(&drawn) {
+        for (&member, drawn) in members.iter().zip(&drawn) {
             let lane = &mut self.lanes[member];
             let was_prompt = lane.in_prompt();
-            let settled = lane.settle(rows, drafts, drawn, now);
+            let rows = lane.rows().tokens.len() as u32;
+            let settled = lane.settle(drawn, now);
             if was_prompt {
                 report.prompt_rows += rows;
                 if !lane.in_prompt() {
@@ -133,10 +142,11 @@ impl Scheduler {
                 }
             } else {
                 report.rounds += 1;
-                report.drafted += u64::from(drafts);
-                report.accepted += u64::from(drawn.accepted);
+                if let Some((by, drafted, accepted)) = lane.tested(drawn) {
+                    report.drafts.note(by, drafted, accepted);
+                }
             }
-            let Settled { tokens, counted, end } = settled;
+            let Settled { tokens, counted, end, .. } = settled;
             report.reply_tokens += counted;
             lane.events.tokens(&tokens);
             if let Some(reason) = end {
@@ -186,29 +196,32 @@ impl Scheduler {
         self.engine
     }
 
-    /// An answer that cannot be true means that the engine's state cannot be trusted.
-    fn check_answer(&self, shapes: &[(u32, u32, u32)]) -> Result<(), PluginError> {
-        let broken = |message: String| Err(PluginError::new(Status::Internal, message));
-        if self.drawn.len() != shapes.len() {
-            return broken(format!("the engine answered {} of {} lanes", self.drawn.len(), shapes.len()));
-        }
-        for (drawn, &(_, drafts, draws)) in self.drawn.iter().zip(shapes) {
-            let wanted = if draws == 0 { 0 } else { drawn.accepted + 1 };
-            if drawn.accepted > drafts || drawn.tokens.len() != wanted as usize {
-                return broken(format!(
-                    "the engine gave {} tokens and accepted {} of {drafts} drafts where {draws} draws were wanted",
-                    drawn.tokens.len(),
-                    drawn.accepted,
-                ));
+    /// Makes the rows of the round to come ready: every reply, and as many
+    /// prompts in order of arrival as one chunk holds. Gives the lanes that take part.
+    fn prepare(&mut self) -> Vec<usize> {
+        let limits = RowLimits { rows: self.facts.rows, outputs: self.facts.outputs };
+        let wish = self.wish();
+        let mut chunk_left = self.prefill_chunk.min(limits.rows);
+        let mut members = Vec::with_capacity(self.lanes.len());
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            if lane.in_prompt() {
+                if !lane.prepare_prompt(chunk_left, limits, wish) {
+                    continue;
+                }
+                chunk_left -= lane.rows().tokens.len() as u32;
+            } else {
+                lane.prepare_reply(limits, u32::MAX, wish);
             }
-            if let Some(token) = drawn.tokens.iter().find(|&&token| token >= self.facts.vocabulary) {
-                return broken(format!(
-                    "the engine drew token {token}, past the {} of the vocabulary",
-                    self.facts.vocabulary
-                ));
-            }
+            members.push(index);
         }
-        Ok(())
+        members
+    }
+
+    /// The drafts that are wanted for the next round of a lane.
+    fn wish(&self) -> Option<Wish> {
+        let (proposer, drafts) = self.drafters.proposers().next()?;
+        let confidence = if proposer == Proposer::Mtp { self.mtp_confidence } else { 0.0 };
+        Some(Wish { proposer, drafts, confidence })
     }
 
     fn end_abandoned(&mut self, report: &mut StepReport) -> Result<(), PluginError> {
@@ -245,24 +258,41 @@ impl Scheduler {
     }
 }
 
-/// Which lanes take part and with what: every reply, and as many prompts in
-/// order of arrival as one chunk holds.
-fn rows_of_round(lanes: &[Lane], rows_per_lane: u32, chunk: u32) -> (Vec<usize>, Vec<LaneRows<'_>>) {
-    let mut members = Vec::with_capacity(lanes.len());
-    let mut rows = Vec::with_capacity(lanes.len());
-    let mut chunk_left = chunk.min(rows_per_lane);
-    for (index, lane) in lanes.iter().enumerate() {
-        let lane_rows = if lane.in_prompt() {
-            let Some(lane_rows) = lane.prompt_rows(chunk_left) else { continue };
-            chunk_left -= lane_rows.tokens.len() as u32;
-            lane_rows
-        } else {
-            lane.reply_rows(rows_per_lane)
-        };
-        members.push(index);
-        rows.push(lane_rows);
+/// An answer that cannot be true means that the engine's state cannot be trusted.
+fn check_answer(rows: &[LaneRows<'_>], drawn: &[LaneDrawn], vocabulary: u32) -> Result<(), PluginError> {
+    let broken = |message: String| Err(PluginError::new(Status::Internal, message));
+    if drawn.len() != rows.len() {
+        return broken(format!("the engine answered {} of {} lanes", drawn.len(), rows.len()));
     }
-    (members, rows)
+    for (rows, drawn) in rows.iter().zip(drawn) {
+        let wanted = if rows.draws == 0 { 0 } else { drawn.accepted + 1 };
+        if drawn.accepted > rows.drafts || drawn.tokens.len() != wanted as usize {
+            return broken(format!(
+                "the engine gave {} tokens and accepted {} of {} drafts where {} draws were wanted",
+                drawn.tokens.len(),
+                drawn.accepted,
+                rows.drafts,
+                rows.draws,
+            ));
+        }
+        let drafts = &rows.tokens[rows.tokens.len() - rows.drafts as usize..];
+        let accepted = drawn.accepted as usize;
+        if drawn.tokens[..accepted] != drafts[..accepted] {
+            return broken("the engine accepted drafts that are not the tokens it drew".to_owned());
+        }
+        if drawn.next.len() > rows.next.count {
+            return broken(format!(
+                "the engine made {} drafts where {} were wanted",
+                drawn.next.len(),
+                rows.next.count
+            ));
+        }
+        let guessed = drawn.next.iter().map(|draft| draft.token);
+        if let Some(token) = drawn.tokens.iter().copied().chain(guessed).find(|&token| token >= vocabulary) {
+            return broken(format!("the engine drew token {token}, past the {vocabulary} of the vocabulary"));
+        }
+    }
+    Ok(())
 }
 
 /// The one line by which a client hears of an engine's error.
@@ -272,4 +302,44 @@ pub(super) fn failure_line(error: &PluginError) -> String {
 
 fn is_shortage(status: Status) -> bool {
     matches!(status, Status::Busy | Status::OutOfMemory)
+}
+
+#[cfg(test)]
+mod tests {
+    use tensorfold_plugin_api::plugin::{DraftKind, NextDrafts};
+    use tensorfold_plugin_api::sampling::Sampling;
+
+    use super::super::round::{Draft, LaneId};
+    use super::*;
+
+    #[test]
+    fn an_answer_that_cannot_be_true_is_found() {
+        let rows = LaneRows {
+            lane: LaneId(1),
+            position: 9,
+            tokens: &[4, 5, 6],
+            drafts: 2,
+            draws: 3,
+            sampling: Sampling::GREEDY,
+            next: NextDrafts { kind: DraftKind::Mtp, count: 1, confidence: 0.0 },
+        };
+        let check = |tokens: &[u32], accepted, next: &[u32]| {
+            let next = next.iter().map(|&token| Draft { token, probability: 1.0 }).collect();
+            let drawn = LaneDrawn { tokens: tokens.to_vec(), accepted, next, next_kind: DraftKind::Mtp };
+            check_answer(&[rows], &[drawn], 10).map_err(|error| error.message)
+        };
+        assert_eq!(check(&[5, 6, 7], 2, &[9]), Ok(()));
+        assert_eq!(check(&[8], 0, &[]), Ok(()));
+        let unlike = "the engine accepted drafts that are not the tokens it drew";
+        assert_eq!(check(&[5, 9, 7], 2, &[]).unwrap_err(), unlike);
+        let most = "the engine made 2 drafts where 1 were wanted";
+        assert_eq!(check(&[8], 0, &[1, 2]).unwrap_err(), most);
+        for (tokens, accepted, next) in [(&[5, 6, 7, 8][..], 3, &[][..]), (&[5, 6], 2, &[]), (&[10], 0, &[])]
+        {
+            assert!(check(tokens, accepted, next).is_err(), "{tokens:?}");
+        }
+        let past = "the engine drew token 10, past the 10 of the vocabulary";
+        assert_eq!(check(&[8], 0, &[10]).unwrap_err(), past);
+        assert!(check_answer(&[rows], &[], 10).is_err());
+    }
 }

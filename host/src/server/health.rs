@@ -3,6 +3,7 @@
 use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 
+use super::reply::proposers;
 use crate::engine::{Counters, EngineHandle, EngineState};
 
 /// Status code and document. Without `details` only the status is told, which
@@ -48,11 +49,10 @@ fn add_counters(document: &mut Map<String, Value>, counters: &Counters, connecti
     add("decode_seconds_total", json!(counters.decode_seconds_total));
     add("rounds_total", json!(counters.rounds_total));
     // Only where they are counted: a missing count is no zero.
-    if let Some(drafted) = counters.drafted_total {
-        add("drafted_total", json!(drafted));
-    }
-    if let Some(accepted) = counters.accepted_total {
-        add("accepted_total", json!(accepted));
+    if let Some(drafts) = &counters.drafts_total {
+        add("drafted_total", json!(drafts.total().drafted));
+        add("accepted_total", json!(drafts.total().accepted));
+        add("proposers", proposers(drafts));
     }
     add(
         "live",

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tensorfold_plugin_api::sampling::Sampling;
 
 use super::error::ApiError;
+use crate::engine::DraftCounts;
 
 /// Where the lines go.
 #[derive(Clone)]
@@ -103,16 +104,22 @@ pub(super) struct DoneLine<'a> {
     pub(super) digest: &'a str,
     pub(super) finish: &'a str,
     pub(super) rounds: u64,
-    /// Accepted and drafted; `None` where the engine does not count.
-    pub(super) drafts: Option<(u64, u64)>,
+    /// `None` where the engine does not count.
+    pub(super) drafts: Option<DraftCounts>,
 }
 
 impl DoneLine<'_> {
     pub(super) fn text(&self) -> String {
         let thinking = if self.thinking { "True" } else { "False" };
         let effort = if self.thinking { self.effort.unwrap_or("default") } else { "none" };
-        let drafts = match self.drafts {
-            Some((accepted, drafted)) => format!("{accepted}/{drafted}"),
+        let drafts = match &self.drafts {
+            Some(counts) => {
+                let total = counts.total();
+                let used = counts.used().map(|(proposer, tally)| {
+                    format!(" {}={}/{}", proposer.name(), tally.accepted, tally.drafted)
+                });
+                format!("{}/{}{}", total.accepted, total.drafted, used.collect::<String>())
+            }
             None => "-/-".to_owned(),
         };
         format!(
@@ -138,6 +145,7 @@ fn plain(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Proposer;
 
     #[test]
     fn the_serving_line_keeps_its_shape() {
@@ -162,6 +170,9 @@ mod tests {
 
     #[test]
     fn the_done_line_keeps_its_shape() {
+        let mut drafts = DraftCounts::default();
+        drafts.note(Proposer::Mtp, 3, 1);
+        drafts.note(Proposer::Copy, 6, 3);
         let mut line = DoneLine {
             id: "chatcmpl-1",
             prompt: 12,
@@ -172,11 +183,11 @@ mod tests {
             digest: "e3b0c44298fc",
             finish: "stop",
             rounds: 33,
-            drafts: Some((4, 9)),
+            drafts: Some(drafts),
         };
         assert_eq!(
             line.text(),
-            "done chatcmpl-1 prompt=12 cached=0 thinking=True effort=high tokens=34 sha=e3b0c44298fc finish=stop rounds=33 accepted=4/9"
+            "done chatcmpl-1 prompt=12 cached=0 thinking=True effort=high tokens=34 sha=e3b0c44298fc finish=stop rounds=33 accepted=4/9 mtp=1/3 copy=3/6"
         );
         (line.thinking, line.drafts) = (false, None);
         assert!(line.text().contains("thinking=False effort=none"));

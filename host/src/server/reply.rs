@@ -11,7 +11,9 @@ use super::lines::DoneLine;
 use super::prompt::{Interface, Prepared};
 use super::serve::App;
 use super::watch::ReplyWatch;
-use crate::engine::{Event, EventReceiver, FinishReason, GenerationRequest, ReplyStatistics, token_digest};
+use crate::engine::{
+    DraftCounts, Event, EventReceiver, FinishReason, GenerationRequest, ReplyStatistics, token_digest,
+};
 use crate::text::{Piece, ReplyStream};
 
 /// A reply that is being made. Dropping it cancels it.
@@ -89,6 +91,7 @@ impl Reply {
                     app.model.stop_tokens.clone()
                 },
                 priority: fields.priority,
+                drafts: fields.drafts,
                 watch,
             })
             .map_err(|error| ApiError::from_submit(&error))?;
@@ -106,7 +109,7 @@ impl Reply {
             thinking,
             effort,
             greedy: sampling.is_greedy(),
-            drafts: fields.drafts && app.engine.facts().drafts,
+            drafts: fields.drafts && app.engine.drafts(),
             tokens: Vec::new(),
             calls: 0,
             finished: None,
@@ -181,7 +184,7 @@ impl Reply {
             digest: &digest,
             finish,
             rounds: statistics.rounds,
-            drafts: statistics.accepted.zip(statistics.drafted),
+            drafts: statistics.drafts,
         };
         self.app.lines.say(&line.text());
         self.reported = true;
@@ -271,19 +274,33 @@ fn reply_limit(app: &App, interface: Interface, prompt: usize, asked: Option<u32
 
 /// The draft counts of a reply; null where the engine does not count.
 fn speculative(tokens: usize, statistics: &ReplyStatistics) -> Value {
-    let rate = statistics.accepted.zip(statistics.drafted).map(|(accepted, drafted)| match drafted {
+    let total = statistics.drafts.as_ref().map(DraftCounts::total);
+    let rate = total.map(|total| match total.drafted {
         0 => 0.0,
-        drafted => accepted as f64 / drafted as f64,
+        drafted => total.accepted as f64 / drafted as f64,
     });
     let per_round = match statistics.rounds {
         0 => 0.0,
         rounds => tokens as f64 / rounds as f64,
     };
-    json!({
+    let mut counts = json!({
         "rounds": statistics.rounds,
-        "drafted": statistics.drafted,
-        "accepted": statistics.accepted,
+        "drafted": total.map(|total| total.drafted),
+        "accepted": total.map(|total| total.accepted),
         "acceptance_rate": rate,
         "tokens_per_round": per_round,
-    })
+    });
+    if let Some(drafts) = statistics.drafts.filter(|drafts| drafts.total().rounds > 0) {
+        counts["proposer"] = proposers(&drafts);
+    }
+    counts
+}
+
+/// The counts of each proposer that drafted anything.
+pub(super) fn proposers(drafts: &DraftCounts) -> Value {
+    let counts = drafts.used().map(|(proposer, tally)| {
+        let counts = json!({ "rounds": tally.rounds, "drafted": tally.drafted, "accepted": tally.accepted });
+        (proposer.name().to_owned(), counts)
+    });
+    Value::Object(counts.collect())
 }

@@ -159,7 +159,7 @@ impl Server {
             name: &settings.models[0],
             authority: &authority,
             sampling: &settings.sampling,
-            drafts: engine.facts().drafts,
+            drafts: engine.drafts(),
             context: engine.context(),
             load_seconds: model.load_seconds,
         };

@@ -43,4 +43,11 @@ impl TokenWatch for ReplyWatch {
         let called = self.one_call && self.pieces.iter().any(|piece| matches!(piece, Piece::Call(_)));
         if called || self.text.stopped().is_some() { Watch::Stop } else { Watch::Continue }
     }
+
+    fn certain(&self) -> u32 {
+        match self.budget > self.seen {
+            true => self.budget - self.seen - 1,
+            false => u32::MAX,
+        }
+    }
 }

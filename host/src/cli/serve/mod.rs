@@ -106,13 +106,18 @@ pub(in crate::cli) fn run(
     let source = Arc::new(CheckpointSource::new(checkpoint));
     let drafter = drafter.map(Arc::new);
     let engine = opening::open_engine(&mut admitted, &device, source.clone(), drafter, flags)?;
-    let engine_options =
-        EngineOptions { context: engine.context, lanes: engine.lanes, ..EngineOptions::default() };
+    let engine_options = EngineOptions {
+        context: engine.context,
+        lanes: engine.lanes,
+        drafting: options::drafting(flags),
+        ..EngineOptions::default()
+    };
     let rows = PluginEngine::new(
         engine.client,
         admitted.engine_name(),
         engine.rows,
         source.checkpoint().spec.selectable_vocabulary,
+        engine.drafters,
     )?;
     let handle = EngineHandle::start(Box::new(rows), &engine_options)
         .map_err(|error| Failure::new(format!("no thread for the engine: {error}")))?;

@@ -14,6 +14,7 @@ use super::admission::Admitted;
 use crate::checkpoint::CheckpointSource;
 use crate::cli::{Failure, hint};
 use crate::drafter::DrafterFiles;
+use crate::engine::{BlockDrafter, Drafters};
 use crate::plugins::environment::Environment;
 use crate::plugins::lifecycle::{Code, Finding, State, one_line};
 use crate::plugins::load;
@@ -40,6 +41,8 @@ pub(super) struct OpenEngine {
     pub context: u32,
     /// Requests that can run at once.
     pub lanes: u32,
+    /// The drafters that are open.
+    pub drafters: Drafters,
 }
 
 /// Notes a state that was reached.
@@ -181,14 +184,17 @@ pub(super) fn open_engine(
             ControlFlow::Continue(())
         })
         .map_err(|error| failure(admitted, engine_code(&error), &error))?;
+    let mut drafters = Drafters::default();
     if let Some(drafter) = drafter {
         let name = drafter.drafter().name.clone();
-        client
+        let second = drafter.drafter().spec.refinement.is_some();
+        let drafts = client
             .open_dflash(drafter, |done, total, what| {
                 tracing::info!(done, total, "{what} {name}");
                 ControlFlow::Continue(())
             })
             .map_err(|error| failure(admitted, engine_code(&error), &error))?;
+        drafters.block = Some(BlockDrafter { second, drafts });
     }
     let info = client.info().map_err(|error| failure(admitted, Code::EngineFailed, &error))?;
     advance(admitted, State::EngineOpen);
@@ -201,6 +207,7 @@ pub(super) fn open_engine(
         lanes: setup.lanes.min(info.lanes),
         rows: PREFILL_ROWS.min(info.prefill_rows.max(64)),
         context,
+        drafters,
     })
 }
 

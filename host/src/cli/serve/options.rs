@@ -7,6 +7,7 @@ use tensorfold_plugin_api::vocabulary::GivenFlags;
 
 use crate::checkpoint::{Folder, GenerationDefaults};
 use crate::cli::Failure;
+use crate::engine::DraftOptions;
 use crate::server::ServeOptions;
 use crate::text::TextModel;
 
@@ -87,6 +88,18 @@ pub(super) fn serve_options(flags: &GivenFlags, name: &str, checkpoint: &Generat
     }
 }
 
+/// How drafts are used.
+pub(super) fn drafting(flags: &GivenFlags) -> DraftOptions {
+    let defaults = DraftOptions::default();
+    DraftOptions {
+        enabled: !flags.has("--no-drafts"),
+        mtp_drafts: count(flags, "--mtp-drafts"),
+        mtp_confidence: flags
+            .number("--mtp-confidence")
+            .map_or(defaults.mtp_confidence, |confidence| confidence as f32),
+    }
+}
+
 /// Sampling of requests that say nothing about it.
 fn sampling(flags: &GivenFlags, checkpoint: &GenerationDefaults) -> Sampling {
     // A negative count of tokens to draw from means all of them, as 0 does.
@@ -146,6 +159,14 @@ mod tests {
         assert_eq!(lines(&off, true, &[]), Ok(Vec::new()));
         assert_eq!(lines(&off, false, &[]).unwrap().len(), 1);
         assert_eq!(lines(&[("--thinking", None)], false, &[]), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn flags_say_how_drafts_are_used() {
+        assert_eq!(drafting(&flags(&[])), DraftOptions::default());
+        let given = [("--mtp-drafts", Some("2")), ("--mtp-confidence", Some("0.5")), ("--no-drafts", None)];
+        let wanted = DraftOptions { enabled: false, mtp_drafts: Some(2), mtp_confidence: 0.5 };
+        assert_eq!(drafting(&flags(&given)), wanted);
     }
 
     #[test]
