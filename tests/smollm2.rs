@@ -14,7 +14,7 @@ use support::{Sandbox, json as parse, workspace};
 use tensorfold::checkpoint::{Checkpoint, ElementType};
 use tensorfold_kernels::cpu::{CpuDevice, InstructionSet};
 use tensorfold_kernels::device::{Device as _, DeviceResult};
-use tensorfold_kernels::executor::{Executor, Observer, Options, Point, Step};
+use tensorfold_kernels::executor::{Executor, NextDrafts, Observer, Options, Point, Step};
 use tensorfold_kernels::weights::{ElementType as Element, Packing, TensorView, Tensors};
 use tensorfold_plugin_api::sampling::Sampling;
 
@@ -138,6 +138,7 @@ fn its_first_logits_are_those_of_the_references() {
             sampling: Sampling::GREEDY,
             allowed: &[],
             log_probabilities: None,
+            next_drafts: NextDrafts::default(),
             cancelled: &|| false,
         }];
         executor.round_observed(&mut steps, &mut logits).unwrap();

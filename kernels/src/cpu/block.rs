@@ -241,21 +241,6 @@ impl BlockDevice for CpuDevice {
         Ok(())
     }
 
-    fn place(
-        &mut self,
-        rows: usize,
-        width: usize,
-        x: &Vec<f32>,
-        column: usize,
-        out_width: usize,
-        out: &mut Vec<f32>,
-    ) -> DeviceResult {
-        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(out_width)).take(rows) {
-            out[column..column + width].copy_from_slice(x);
-        }
-        Ok(())
-    }
-
     fn select(
         &mut self,
         lanes: &[SelectLane],

@@ -502,6 +502,34 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn place(
+        &mut self,
+        rows: usize,
+        width: usize,
+        x: &Vec<f32>,
+        column: usize,
+        out_width: usize,
+        out: &mut Vec<f32>,
+    ) -> DeviceResult {
+        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(out_width)).take(rows) {
+            out[column..column + width].copy_from_slice(x);
+        }
+        Ok(())
+    }
+
+    fn copy_rows(
+        &mut self,
+        width: usize,
+        x: &Vec<f32>,
+        from: std::ops::Range<usize>,
+        out: &mut Vec<f32>,
+        to: usize,
+    ) -> DeviceResult {
+        let count = from.len() * width;
+        out[to * width..][..count].copy_from_slice(&x[from.start * width..][..count]);
+        Ok(())
+    }
+
     fn draw(
         &mut self,
         logits: &Vec<f32>,

@@ -105,16 +105,6 @@ pub trait BlockDevice: Device {
         multiplier: f32,
         cap: Option<f32>,
     ) -> DeviceResult;
-    /// Copies rows of `width` floats to column `column` of rows of `out_width`.
-    fn place(
-        &mut self,
-        rows: usize,
-        width: usize,
-        x: &Self::Rows,
-        column: usize,
-        out_width: usize,
-        out: &mut Self::Rows,
-    ) -> DeviceResult;
     /// Walks each lane's slots from left to right.
     ///
     /// A slot's candidates are the ids below `selectable` of the largest

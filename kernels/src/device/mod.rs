@@ -378,6 +378,25 @@ pub trait Device: Sized {
         x: &Self::Rows,
         out: &mut Self::Rows,
     ) -> DeviceResult;
+    /// Copies rows of `width` floats to column `column` of rows of `out_width`.
+    fn place(
+        &mut self,
+        rows: usize,
+        width: usize,
+        x: &Self::Rows,
+        column: usize,
+        out_width: usize,
+        out: &mut Self::Rows,
+    ) -> DeviceResult;
+    /// Copies rows `from` of `x` to rows `to` and on of `out`, all of `width` floats.
+    fn copy_rows(
+        &mut self,
+        width: usize,
+        x: &Self::Rows,
+        from: Range<usize>,
+        out: &mut Self::Rows,
+        to: usize,
+    ) -> DeviceResult;
     /// Draws a token from each row of logits by the sampling rule.
     fn draw(
         &mut self,

@@ -34,7 +34,7 @@ pub(super) struct Workspace<D: Device> {
     pub(super) gate: D::Rows,
     pub(super) up: D::Rows,
     pub(super) experts: ExpertRows<D>,
-    angles: D::Rows,
+    pub(super) angles: D::Rows,
     /// Rows for the head.
     pub(super) chosen: D::Rows,
     pub(super) chosen_normed: D::Rows,
@@ -137,14 +137,14 @@ pub(super) struct Pass<'a, D: Device> {
     pub(super) w: &'a mut Workspace<D>,
     pub(super) rows: usize,
     pub(super) hidden: usize,
-    epsilon: f32,
+    pub(super) epsilon: f32,
     /// Rotated pairs of a head.
-    half: usize,
+    pub(super) half: usize,
     pub(super) observer: &'a mut dyn Observer<D>,
 }
 
 impl<D: Device> Pass<'_, D> {
-    fn layer(
+    pub(super) fn layer(
         &mut self,
         index: usize,
         layer: &Layer<D::Matrix<'_>, D::Vector, D::Experts<'_>>,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::mtp::HeadLane;
 use crate::device::Device;
 
 /// What one lane holds: per layer a cache or a recurrent state.
@@ -11,6 +12,8 @@ use crate::device::Device;
 pub struct Lane<D: Device> {
     pub(super) layers: Vec<LaneLayer<D>>,
     pub(super) position: usize,
+    /// What the multi-token prediction head knows, where one was open.
+    pub(super) head: Option<Box<HeadLane<D>>>,
 }
 
 /// A lane's part in one layer.
@@ -25,6 +28,11 @@ impl<D: Device> Lane<D> {
     /// Tokens that the lane holds.
     pub fn position(&self) -> usize {
         self.position
+    }
+
+    /// The parts of the multi-token prediction head; empty without one.
+    pub fn head_layers(&self) -> &[LaneLayer<D>] {
+        self.head.as_ref().map_or(&[], |head| head.layers())
     }
 
     /// The lane's parts, layer by layer.

@@ -16,6 +16,7 @@ mod block;
 mod feed_forward;
 mod forward;
 mod lane;
+mod mtp;
 mod observe;
 mod plan;
 mod round;
@@ -30,9 +31,10 @@ pub use block::{
     check_block,
 };
 pub use lane::{Lane, LaneLayer};
+pub use mtp::{CHAIN_DRAFTS, check_head, head_plan};
 pub use observe::{Observer, Point};
 pub use plan::{MemoryPlan, Options, Unsupported, memory_plan, supported};
-pub use round::{RoundOutcome, Step, StepOutcome};
+pub use round::{NextDrafts, RoundOutcome, Step, StepOutcome};
 
 use crate::device::{Device, DeviceError, DeviceLimits};
 use crate::weights::{TensorError, Tensors};
@@ -86,6 +88,7 @@ pub struct Executor<'w, D: Device> {
     frequencies: Vec<f64>,
     workspace: Workspace<D>,
     spare: Spare<D>,
+    head: Option<mtp::Head<'w, D>>,
 }
 
 /// States and traces that are in no lane, by layer.
@@ -126,7 +129,7 @@ impl<'w, D: Device> Executor<'w, D> {
             states: spec.layers.iter().map(|_| Vec::new()).collect(),
             traces: spec.layers.iter().map(|_| Vec::new()).collect(),
         };
-        Ok(Executor { device, spec, options, trunk, frequencies, workspace, spare })
+        Ok(Executor { device, spec, options, trunk, frequencies, workspace, spare, head: None })
     }
 
     /// The model.
@@ -151,7 +154,7 @@ impl<'w, D: Device> Executor<'w, D> {
                 MixerSpec::GatedDelta(spec) => LaneLayer::Delta(Arc::new(self.device.delta_state(spec)?)),
             });
         }
-        Ok(Lane { layers, position: 0 })
+        Ok(Lane { layers, position: 0, head: self.head_lane()? })
     }
 
     /// Makes a lane that holds what `lane` holds: a fork, or a snapshot if it
@@ -167,7 +170,9 @@ impl<'w, D: Device> Executor<'w, D> {
                 LaneLayer::Delta(state) => LaneLayer::Delta(Arc::clone(state)),
             });
         }
-        Ok(Lane { layers, position: lane.position })
+        let hidden = self.spec.hidden_size as usize;
+        let head = lane.head.as_ref().map(|head| head.fork(&mut self.device, hidden)).transpose()?;
+        Ok(Lane { layers, position: lane.position, head: head.map(Box::new) })
     }
 
     /// Closes a lane; its memory serves other lanes.

@@ -33,6 +33,10 @@ pub enum Point {
     FinalNorm,
     /// Their logits.
     Logits,
+    /// Output of the multi-token prediction head, after its norm.
+    HeadHidden,
+    /// Logits of that head's drafts.
+    HeadLogits,
 }
 
 /// Sees values as rows of `width` floats on the device.

@@ -9,7 +9,7 @@ use tensorfold_plugin_api::model_spec::{
 use super::{HEAD_ROWS, OUTPUT_ROWS, PASS_ROWS};
 use crate::device::DeviceLimits;
 
-const FLOAT: u64 = size_of::<f32>() as u64;
+pub(super) const FLOAT: u64 = size_of::<f32>() as u64;
 
 /// What an executor is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ pub fn memory_plan(spec: &ModelSpec, options: Options) -> MemoryPlan {
 }
 
 /// Bytes that one token takes in a layer's cache.
-fn token_bytes(spec: &AttentionSpec) -> u64 {
+pub(super) fn token_bytes(spec: &AttentionSpec) -> u64 {
     2 * u64::from(spec.key_value_heads) * u64::from(spec.head_size) * FLOAT
 }
 
@@ -164,7 +164,9 @@ impl Widths {
             ..Widths::default()
         };
         let grow = |to: &mut usize, value: u32| *to = (*to).max(value as usize);
-        for layer in &spec.layers {
+        // The head's layers go through the same buffers.
+        let head = spec.mtp.iter().flat_map(|head| &head.layers);
+        for layer in spec.layers.iter().chain(head) {
             match &layer.mixer {
                 MixerSpec::Attention(a) => {
                     let query = a.heads * a.head_size;

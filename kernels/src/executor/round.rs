@@ -7,6 +7,7 @@ use tensorfold_plugin_api::sampling::{AllowedTokens, Sampling};
 
 use super::forward::{Effect, PassLane, Trace};
 use super::lane::{Lane, LaneLayer};
+use super::mtp::{CHAIN_DRAFTS, Committed, DraftRequest};
 use super::observe::{Nobody, Observer, Point};
 use super::trunk::Mixer;
 use super::{Executor, ExecutorError, HEAD_ROWS, OUTPUT_ROWS, PASS_ROWS};
@@ -29,8 +30,19 @@ pub struct Step<'a, D: Device> {
     pub allowed: &'a [u32],
     /// Whether log probabilities are wanted, and of how many likeliest tokens.
     pub log_probabilities: Option<u32>,
+    /// Drafts to make for the round after, where a drafter is open.
+    pub next_drafts: NextDrafts,
     /// Asked between layers: whether to stop working for this lane.
     pub cancelled: &'a dyn Fn() -> bool,
+}
+
+/// Drafts that a lane wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct NextDrafts {
+    /// At most so many.
+    pub count: usize,
+    /// They end before one that is less likely than this, but for the first.
+    pub confidence: f32,
 }
 
 /// What one lane got.
@@ -41,6 +53,8 @@ pub struct StepOutcome {
     pub draws: Vec<Draw>,
     /// Drafts accepted.
     pub accepted: usize,
+    /// Drafts for the round after, with the drafter's probabilities.
+    pub drafts: Vec<(u32, f32)>,
     /// Whether the lane was cancelled. It then holds a leading part of its
     /// tokens; its position says how many.
     pub cancelled: bool,
@@ -57,6 +71,8 @@ pub struct RoundOutcome {
     pub forward: Duration,
     /// Time in the head, drawing and committing.
     pub draw: Duration,
+    /// Time of drafting, and of bringing drafters up to date.
+    pub drafting: Duration,
 }
 
 /// A step's rows in a pass.
@@ -99,13 +115,47 @@ impl<D: Device> Executor<'_, D> {
         loop {
             let shares = next_pass(steps, &fed, &outcome.lanes);
             if shares.is_empty() {
-                return Ok(outcome);
+                break;
             }
             self.pass(steps, &shares, &mut outcome, observer)?;
             for share in shares {
                 fed[share.step] += share.count;
             }
         }
+        self.draft(steps, &mut outcome, observer)?;
+        Ok(outcome)
+    }
+
+    /// Makes the drafts that steps want for the round after.
+    fn draft(
+        &mut self,
+        steps: &mut [Step<'_, D>],
+        outcome: &mut RoundOutcome,
+        observer: &mut dyn Observer<D>,
+    ) -> Result<(), ExecutorError> {
+        let started = Instant::now();
+        let mut wanted = Vec::new();
+        let mut requests = Vec::new();
+        for (index, (step, got)) in steps.iter_mut().zip(&outcome.lanes).enumerate() {
+            let drawn = got.draws.last().and_then(|draw| draw.token);
+            if let (1.., false, Some(token)) = (step.next_drafts.count, got.cancelled, drawn) {
+                wanted.push(index);
+                requests.push(DraftRequest {
+                    lane: &mut *step.lane,
+                    token,
+                    count: step.next_drafts.count,
+                    confidence: step.next_drafts.confidence,
+                    sampling: step.sampling,
+                    drafts: Vec::new(),
+                });
+            }
+        }
+        self.draft_chains(&mut requests, observer)?;
+        for (index, request) in wanted.into_iter().zip(requests) {
+            outcome.lanes[index].drafts = request.drafts;
+        }
+        outcome.drafting += started.elapsed();
+        Ok(())
     }
 
     fn validate(&self, step: &Step<'_, D>) -> Result<(), String> {
@@ -124,6 +174,12 @@ impl<D: Device> Executor<'_, D> {
         }
         if drafts >= tokens || (drafts > 0 && outputs != drafts + 1) || outputs > tokens {
             return Err(format!("{drafts} drafts and {outputs} outputs in {tokens} tokens"));
+        }
+        if step.next_drafts.count > CHAIN_DRAFTS {
+            return Err(format!(
+                "{} drafts are wanted; at most {CHAIN_DRAFTS} can be verified in a round",
+                step.next_drafts.count
+            ));
         }
         if outputs > OUTPUT_ROWS {
             return Err(format!("{outputs} outputs; at most {OUTPUT_ROWS} can be drawn in a round"));
@@ -170,9 +226,11 @@ impl<D: Device> Executor<'_, D> {
         let mut first = 0;
         let mut by_step: Vec<Option<&mut Step<'_, D>>> = steps.iter_mut().map(Some).collect();
         let mut drafts = Vec::with_capacity(shares.len());
+        let mut fed = Vec::with_capacity(shares.len());
         for share in shares {
             let step = by_step[share.step].take().expect("a step has one share in a pass");
             drafts.push(&step.tokens[step.tokens.len() - step.drafts..]);
+            fed.push(&step.tokens[share.from..share.from + share.count]);
             lanes.push(PassLane {
                 effects: self.effects(step.drafts > 0, share.count)?,
                 lane: step.lane,
@@ -189,7 +247,7 @@ impl<D: Device> Executor<'_, D> {
         let all_cancelled = lanes.iter().all(|lane| lane.is_cancelled);
         let draws = match result {
             Ok(()) if all_cancelled => Ok(Vec::new()),
-            Ok(()) => self.draw(&requests, observer),
+            Ok(()) => self.keep_states(tokens.len()).and_then(|()| self.draw(&requests, observer)),
             Err(error) => Err(error),
         };
         let draws = match draws {
@@ -203,7 +261,8 @@ impl<D: Device> Executor<'_, D> {
             }
         };
         let mut draws = requests.iter().zip(draws).peekable();
-        for ((share, lane), drafts) in shares.iter().zip(lanes).zip(drafts) {
+        let mut followed = Vec::with_capacity(shares.len());
+        for (((share, lane), drafts), fed) in shares.iter().zip(lanes).zip(drafts).zip(fed) {
             let got = &mut outcome.lanes[share.step];
             let mut drawn = Vec::new();
             while let Some((_, draw)) = draws.next_if(|((_, step, _), _)| *step == share.step) {
@@ -221,9 +280,17 @@ impl<D: Device> Executor<'_, D> {
             }
             got.accepted = accepted;
             got.draws.extend(drawn);
-            self.commit(lane, share.count - drafts.len() + accepted)?;
+            let kept = share.count - drafts.len() + accepted;
+            let states = lane.rows.start..lane.rows.start + kept;
+            let at_once = drafts.is_empty() && share.count > 1;
+            followed.push((self.commit(lane, kept)?, Committed { states, tokens: &fed[..kept], at_once }));
         }
         outcome.draw += started.elapsed();
+        let started = Instant::now();
+        for (lane, committed) in followed {
+            self.follow(lane, &committed)?;
+        }
+        outcome.drafting += started.elapsed();
         Ok(())
     }
 
@@ -293,7 +360,7 @@ impl<D: Device> Executor<'_, D> {
     }
 
     /// Makes a lane hold the first `kept` of its rows in the pass.
-    fn commit(&mut self, lane: PassLane<'_, D>, kept: usize) -> Result<(), ExecutorError> {
+    fn commit<'l>(&mut self, lane: PassLane<'l, D>, kept: usize) -> Result<&'l mut Lane<D>, ExecutorError> {
         let PassLane { lane, effects, rows, .. } = lane;
         let Executor { device, trunk, spare, options, .. } = self;
         let layers = lane.layers.iter_mut().zip(&trunk.layers).zip(effects).enumerate();
@@ -321,7 +388,7 @@ impl<D: Device> Executor<'_, D> {
             spare.keep(index, old, options.lanes);
         }
         lane.position += kept;
-        Ok(())
+        Ok(lane)
     }
 
     /// Makes a lane hold what it held before the pass.

@@ -4,7 +4,7 @@
 //! name. With a device behind it, it loads; without, it only checks.
 
 use tensorfold_plugin_api::model_spec::{
-    AttentionSpec, FeedForwardSpec, GatedDeltaSpec, MixerSpec, ModelSpec,
+    AttentionSpec, FeedForwardSpec, GatedDeltaSpec, LayerSpec, MixerSpec, ModelSpec,
 };
 
 use super::ExecutorError;
@@ -169,24 +169,8 @@ impl<M, V, E> Trunk<M, V, E> {
         loader: &mut impl Loader<Matrix = M, Vector = V, Experts = E>,
     ) -> Result<Self, ExecutorError> {
         let (hidden, vocabulary) = (spec.hidden_size as usize, spec.vocabulary_rows as usize);
-        let offset = spec.norm_weight_offset;
-        let centre = move |values: &mut Vec<f32>| values.iter_mut().for_each(|value| *value += offset);
-        let mut layers = Vec::with_capacity(spec.layers.len());
-        for (index, layer) in spec.layers.iter().enumerate() {
-            let name = |part: &str| format!("layers.{index}.{part}");
-            let mixer = match &layer.mixer {
-                MixerSpec::Attention(spec) => {
-                    Mixer::Attention(Box::new(attention(spec, hidden, &name, &centre, loader)?))
-                }
-                MixerSpec::GatedDelta(spec) => Mixer::Delta(Box::new(delta(spec, hidden, &name, loader)?)),
-            };
-            layers.push(Layer {
-                input_norm: loader.vector(&name("input_norm"), &[hidden], centre)?,
-                post_norm: loader.vector(&name("post_norm"), &[hidden], centre)?,
-                mixer,
-                feed_forward: feed_forward(&layer.feed_forward, hidden, &name, loader)?,
-            });
-        }
+        let centre = centred(spec.norm_weight_offset);
+        let layers = layers("", &spec.layers, hidden, centre, loader)?;
         Ok(Trunk {
             embed: loader.matrix("embed", vocabulary, hidden)?,
             head: if spec.tied_head { None } else { Some(loader.matrix("head", vocabulary, hidden)?) },
@@ -194,6 +178,41 @@ impl<M, V, E> Trunk<M, V, E> {
             layers,
         })
     }
+}
+
+/// A layer as a loader gives it.
+pub(super) type LoadedLayer<L> = Layer<<L as Loader>::Matrix, <L as Loader>::Vector, <L as Loader>::Experts>;
+
+/// Adds what a checkpoint leaves out of its norms' weights.
+pub(super) fn centred(offset: f32) -> impl Fn(&mut Vec<f32>) + Copy {
+    move |values| values.iter_mut().for_each(|value| *value += offset)
+}
+
+/// The layers `{prefix}layers.0` and on.
+pub(super) fn layers<L: Loader>(
+    prefix: &str,
+    specs: &[LayerSpec],
+    hidden: usize,
+    centre: impl Fn(&mut Vec<f32>) + Copy,
+    loader: &mut L,
+) -> Result<Vec<LoadedLayer<L>>, ExecutorError> {
+    let mut layers = Vec::with_capacity(specs.len());
+    for (index, layer) in specs.iter().enumerate() {
+        let name = |part: &str| format!("{prefix}layers.{index}.{part}");
+        let mixer = match &layer.mixer {
+            MixerSpec::Attention(spec) => {
+                Mixer::Attention(Box::new(attention(spec, hidden, &name, &centre, loader)?))
+            }
+            MixerSpec::GatedDelta(spec) => Mixer::Delta(Box::new(delta(spec, hidden, &name, loader)?)),
+        };
+        layers.push(Layer {
+            input_norm: loader.vector(&name("input_norm"), &[hidden], centre)?,
+            post_norm: loader.vector(&name("post_norm"), &[hidden], centre)?,
+            mixer,
+            feed_forward: feed_forward(&layer.feed_forward, hidden, &name, loader)?,
+        });
+    }
+    Ok(layers)
 }
 
 fn attention<L: Loader>(

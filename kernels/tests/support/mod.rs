@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use tensorfold_kernels::cpu::{CpuDevice, InstructionSet};
-use tensorfold_kernels::executor::{Executor, Lane, Options, Step, StepOutcome};
+use tensorfold_kernels::executor::{Executor, Lane, NextDrafts, Options, Step, StepOutcome};
 use tensorfold_kernels::weights::{ElementType, Packing, TensorView, Tensors};
 use tensorfold_plugin_api::model_spec::*;
 use tensorfold_plugin_api::sampling::Sampling;
@@ -115,7 +115,8 @@ impl Checkpoint {
     pub fn open(folder: &str, selectable: u32) -> Checkpoint {
         let root = tests_folder().join(folder);
         let config = json(&format!("{folder}/config.json"));
-        let files = vec![std::fs::read(root.join("model.safetensors")).unwrap()];
+        let mut files = vec![std::fs::read(root.join("model.safetensors")).unwrap()];
+        files.extend(std::fs::read(root.join("mtp-4bit.safetensors")));
         let spec = spec(&config, selectable, &SafeTensors::deserialize(&files[0]).unwrap());
         Checkpoint { spec, config, files }
     }
@@ -123,8 +124,8 @@ impl Checkpoint {
     /// The tensors under canonical names.
     pub fn tensors(&self) -> Tensors<'_> {
         let mut tensors = Tensors::new();
-        for file in &self.files {
-            let file = SafeTensors::deserialize(file).unwrap();
+        for content in &self.files {
+            let file = SafeTensors::deserialize(content).unwrap();
             let names = file.names();
             for name in &names {
                 let Some(canonical) = canonical(name) else { continue };
@@ -146,8 +147,8 @@ impl Checkpoint {
                     other => panic!("{name} is {other:?}"),
                 };
                 // The file outlives its parsed index.
-                let start = view.data().as_ptr() as usize - self.files[0].as_ptr() as usize;
-                let bytes = &self.files[0][start..start + view.data().len()];
+                let start = view.data().as_ptr() as usize - content.as_ptr() as usize;
+                let bytes = &content[start..start + view.data().len()];
                 tensors.insert(canonical, TensorView { element, shape, packed, bytes });
             }
         }
@@ -167,12 +168,15 @@ fn canonical(name: &str) -> Option<String> {
     let head = name.strip_prefix("language_model.").unwrap_or(name).strip_prefix("lm_head.");
     let name = match head {
         Some(part) => format!("head.{part}"),
+        None if name.starts_with("mtp.") => name.to_owned(),
         None => ["model.language_model.", "language_model.model.", "model."]
             .iter()
             .find_map(|prefix| name.strip_prefix(prefix).map(str::to_owned))?,
     };
     let mut out = name;
     for (from, to) in [
+        ("pre_fc_norm_embedding", "embed_norm"),
+        ("pre_fc_norm_hidden", "hidden_norm"),
         ("embed_tokens", "embed"),
         ("input_layernorm", "input_norm"),
         ("post_attention_layernorm", "post_norm"),
@@ -217,8 +221,7 @@ fn spec(config: &Value, selectable: u32, file: &SafeTensors<'_>) -> ModelSpec {
         head_norms: names.iter().any(|name| name.contains("self_attn.q_norm")),
         biases: names.iter().any(|name| name.ends_with("self_attn.q_proj.bias")),
     };
-    let layers = (0..number("num_hidden_layers") as usize).map(|index| {
-        let linear = hybrid && text["layer_types"][index] == "linear_attention";
+    let layer = |linear: bool| {
         let mixer = match linear {
             true => MixerSpec::GatedDelta(GatedDeltaSpec {
                 key_heads: number("linear_num_key_heads"),
@@ -239,6 +242,14 @@ fn spec(config: &Value, selectable: u32, file: &SafeTensors<'_>) -> ModelSpec {
             false => FeedForwardSpec::Dense { intermediate_size: number("intermediate_size") },
         };
         LayerSpec { mixer, feed_forward }
+    };
+    let layers = (0..number("num_hidden_layers") as usize)
+        .map(|index| layer(hybrid && text["layer_types"][index] == "linear_attention"));
+    let offset = if shifted { 0.0 } else { 1.0 };
+    let mtp = hybrid.then(|| MtpSpec {
+        layers: vec![layer(false)],
+        norm_weight_offset: offset,
+        formats: vec!["bf16".into()],
     });
     let spec = ModelSpec {
         version: MODEL_SPEC_VERSION,
@@ -247,7 +258,7 @@ fn spec(config: &Value, selectable: u32, file: &SafeTensors<'_>) -> ModelSpec {
         selectable_vocabulary: selectable.min(number("vocab_size")),
         context_window: number("max_position_embeddings"),
         norm_epsilon: text["rms_norm_eps"].as_f64().unwrap(),
-        norm_weight_offset: if shifted { 0.0 } else { 1.0 },
+        norm_weight_offset: offset,
         tied_head: !names.iter().any(|name| name.contains("lm_head")),
         rope: RopeSpec {
             theta: rope["rope_theta"].as_f64().or(text["rope_theta"].as_f64()).unwrap(),
@@ -255,7 +266,7 @@ fn spec(config: &Value, selectable: u32, file: &SafeTensors<'_>) -> ModelSpec {
             scaling: RopeScaling::None,
         },
         layers: layers.collect(),
-        mtp: None,
+        mtp,
         formats: vec!["bf16".into()],
         family,
     };
@@ -300,6 +311,7 @@ pub fn step<'a>(
         sampling,
         allowed: &[],
         log_probabilities: None,
+        next_drafts: NextDrafts::default(),
         cancelled: &|| false,
     }
 }

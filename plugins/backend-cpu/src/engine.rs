@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tensorfold_kernels::cpu::CpuDevice;
-use tensorfold_kernels::executor::{Executor, Lane, LaneLayer, RoundOutcome, Step};
+use tensorfold_kernels::executor::{Executor, Lane, LaneLayer, NextDrafts, RoundOutcome, Step};
 use tensorfold_plugin_api::plugin::{
     DraftKind, Engine, EngineMemory, EngineMonitor, EngineStats, Handles, LaneInput, LaneOutput, Logprob,
     PluginError, RoundReport, Snapshot, Status,
@@ -109,6 +109,7 @@ impl CpuEngine {
                 sampling: input.sampling,
                 allowed: mask,
                 log_probabilities: input.logprobs.map(|count| count as u32),
+                next_drafts: NextDrafts::default(),
                 cancelled: poll,
             })
             .collect();
