@@ -5,11 +5,9 @@ mod support;
 use support::*;
 use tensorfold_kernels::cpu::{Activations, CpuDevice, InstructionSet};
 use tensorfold_kernels::device::{Device, DeviceResult, Product};
-use tensorfold_kernels::executor::{Lane, LaneLayer, Observer, Point, Step, StepOutcome};
+use tensorfold_kernels::executor::{Observer, Point, Step, StepOutcome};
 use tensorfold_kernels::weights::{ExpertShape, Storage, TensorView, Tensors};
 use tensorfold_plugin_api::sampling::Sampling;
-
-const WARM: Sampling = Sampling { temperature: 0.9, top_p: 0.95, top_k: 40, min_p: 0.01, seed: 77 };
 
 /// Keeps logits as bits.
 #[derive(Default)]
@@ -36,38 +34,6 @@ fn round(executor: &mut Cpu<'_>, steps: &mut [Step<'_, CpuDevice>]) -> (Vec<Step
     let mut logits = Logits::default();
     let outcome = executor.round_observed(steps, &mut logits).unwrap();
     (outcome.lanes, logits.0)
-}
-
-/// Everything that a lane holds, as bits.
-fn contents(lane: &Lane<CpuDevice>) -> Vec<u32> {
-    let mut bits = vec![lane.position() as u32];
-    for layer in lane.layers() {
-        match layer {
-            LaneLayer::Delta(state) => {
-                bits.extend(state.window().iter().chain(state.memory()).map(|x| x.to_bits()));
-            }
-            LaneLayer::KeyValues(cache) => {
-                assert_eq!(cache.tokens(), lane.position());
-                for position in 0..cache.tokens() {
-                    bits.extend(cache.key(position, 0).iter().map(|x| x.to_bits()));
-                    bits.extend(cache.value(position, 0).iter().map(|x| x.to_bits()));
-                }
-            }
-        }
-    }
-    bits
-}
-
-/// Both forms of the tiny hybrids, the dense one and the one of experts.
-fn hybrids(test: impl Fn(&Checkpoint)) {
-    for name in ["tiny-qwen3_5", "tiny-qwen3_5-mlx-4bit", "tiny-qwen3_5_moe", "tiny-qwen3_5_moe-mlx-4bit"] {
-        test(&Checkpoint::open(&format!("goldens/{name}"), 1009));
-    }
-}
-
-/// A text of `count` tokens that looks like nothing.
-fn text(count: usize) -> Vec<u32> {
-    (0..count as u32).map(|i| (i * i * 31 + i * 7 + 3) % 1000).collect()
 }
 
 #[test]

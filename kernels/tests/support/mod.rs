@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use tensorfold_kernels::cpu::{CpuDevice, InstructionSet};
-use tensorfold_kernels::executor::{Executor, Lane, NextDrafts, Options, Step, StepOutcome};
+use tensorfold_kernels::executor::{Executor, Lane, LaneLayer, NextDrafts, Options, Step, StepOutcome};
 use tensorfold_kernels::weights::{ElementType, Packing, TensorView, Tensors};
 use tensorfold_plugin_api::model_spec::*;
 use tensorfold_plugin_api::sampling::Sampling;
@@ -339,4 +339,39 @@ pub fn generate(executor: &mut Cpu<'_>, prompt: &[u32], count: usize, sampling: 
     }
     executor.close_lane(lane);
     out
+}
+
+/// Sampling in which every rule has a part.
+pub const WARM: Sampling = Sampling { temperature: 0.9, top_p: 0.95, top_k: 40, min_p: 0.01, seed: 77 };
+
+/// Everything that a lane holds, as bits.
+pub fn contents(lane: &Lane<CpuDevice>) -> Vec<u32> {
+    let mut bits = vec![lane.position() as u32];
+    for layer in lane.layers() {
+        match layer {
+            LaneLayer::Delta(state) => {
+                bits.extend(state.window().iter().chain(state.memory()).map(|x| x.to_bits()));
+            }
+            LaneLayer::KeyValues(cache) => {
+                assert_eq!(cache.tokens(), lane.position());
+                for position in 0..cache.tokens() {
+                    bits.extend(cache.key(position, 0).iter().map(|x| x.to_bits()));
+                    bits.extend(cache.value(position, 0).iter().map(|x| x.to_bits()));
+                }
+            }
+        }
+    }
+    bits
+}
+
+/// Both forms of the tiny hybrids, the dense one and the one of experts.
+pub fn hybrids(test: impl Fn(&Checkpoint)) {
+    for name in ["tiny-qwen3_5", "tiny-qwen3_5-mlx-4bit", "tiny-qwen3_5_moe", "tiny-qwen3_5_moe-mlx-4bit"] {
+        test(&Checkpoint::open(&format!("goldens/{name}"), 1009));
+    }
+}
+
+/// A text of `count` tokens that looks like nothing.
+pub fn text(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| (i * i * 31 + i * 7 + 3) % 1000).collect()
 }
