@@ -203,7 +203,7 @@ fn the_lines_have_their_shape_and_stdout_holds_nothing_else() {
         .strip_prefix(&format!("[tensorfold] serving demo at http://127.0.0.1:{port}/v1 (sampling: "))
         .unwrap_or_else(|| panic!("{serving}"));
     let seconds = rest
-        .strip_prefix("temperature 0.7, top_p 0.8, top_k 20; drafts: off; context: 4096; loaded in ")
+        .strip_prefix("temperature 0.7, top_p 0.8, top_k 20; drafts: on; context: 4096; loaded in ")
         .and_then(|rest| rest.strip_suffix("s)"))
         .unwrap_or_else(|| panic!("{serving}"));
     assert!(is_decimal(seconds), "{serving}");

@@ -260,7 +260,7 @@ fn the_command_line_sets_the_sampling_that_requests_leave_open() {
     assert!(
         server
             .said_on_stdout()
-            .contains("(sampling: temperature 1.3, top_p 0.9, top_k 7, min_p 0.01; drafts: off; context: ")
+            .contains("(sampling: temperature 1.3, top_p 0.9, top_k 7, min_p 0.01; drafts: on; context: ")
     );
     let reply = server.whole(COMPLETIONS, &open);
     assert_eq!(server.whole(COMPLETIONS, &said), reply);

@@ -78,24 +78,49 @@ impl Drafters {
     }
 }
 
+/// How far to draft.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DepthRule {
+    /// As far as pays, by what rounds cost and by how many drafts held.
+    #[default]
+    Measured,
+    /// Always as far as possible, also where that is slower: for holding drafted replies against serial ones.
+    Full,
+}
+
 /// How drafts are used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DraftOptions {
     /// Whether there are any: without, every reply takes one token a round.
     pub enabled: bool,
+    /// Whether what followed earlier in the context is copied.
+    pub copies: bool,
     /// Most drafts of the checkpoint's own head; 0 for none, `None` for as many as it makes.
     pub mtp_drafts: Option<u32>,
     /// A chain of that head ends before a draft less likely than this, from 0 to 1.
     pub mtp_confidence: f32,
+    /// How far to draft.
+    pub depth: DepthRule,
 }
 
 impl Default for DraftOptions {
     fn default() -> Self {
-        DraftOptions { enabled: true, mtp_drafts: None, mtp_confidence: 0.3 }
+        DraftOptions {
+            enabled: true,
+            copies: true,
+            mtp_drafts: None,
+            mtp_confidence: 0.3,
+            depth: DepthRule::Measured,
+        }
     }
 }
 
 impl DraftOptions {
+    /// Whether an engine that can draw from so many rows of a lane tests copies.
+    pub(super) fn copies(&self, outputs: u32) -> bool {
+        self.enabled && self.copies && outputs > 1
+    }
+
     /// The drafters that are used of those that an engine has.
     pub(super) fn used(&self, drafters: Drafters) -> Drafters {
         if !self.enabled {

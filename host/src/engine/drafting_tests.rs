@@ -128,12 +128,22 @@ proptest! {
         mtp in prop::option::of(1..8u32),
         block in prop::option::of((any::<bool>(), 1..16u32)),
         accuracy in prop::sample::select(vec![0, 40, 80, 100]),
+        (copies, full) in any::<(bool, bool)>(),
+        cycle in prop::option::of(3..30u32),
     ) {
         let block = block.map(|(second, drafts)| BlockDrafter { second, drafts });
         let drafters = Drafters { mtp, block };
-        let (drafted, _) = engine(drafters, accuracy, DraftOptions::default());
+        let depth = if full { DepthRule::Full } else { DepthRule::Measured };
+        let on = DraftOptions { copies, depth, ..DraftOptions::default() };
+        let (drafted, one) = engine(drafters, accuracy, on);
         let off = DraftOptions { enabled: false, ..DraftOptions::default() };
-        let (serial, _) = engine(drafters, accuracy, off);
+        let (serial, other) = engine(drafters, accuracy, off);
+        if let Some(cycle) = cycle {
+            // A reply that repeats itself, with an odd token here and there, is there to be copied.
+            let reply: Vec<u32> = (0..64).map(|at| if at % 23 == 22 { 150 } else { at % cycle }).collect();
+            one.reply_with(&reply);
+            other.reply_with(&reply);
+        }
         let with = run(replies(&drafted, &plans));
         let without = run(replies(&serial, &plans));
         prop_assert_eq!(with.len(), without.len());
@@ -150,7 +160,11 @@ proptest! {
 
 #[tokio::test]
 async fn right_drafts_bring_a_reply_in_fewer_rounds_and_are_counted() {
-    let (engine, _) = engine(Drafters { mtp: Some(3), block: None }, 100, DraftOptions::default());
+    let (engine, _) = engine(
+        Drafters { mtp: Some(3), block: None },
+        100,
+        DraftOptions { depth: DepthRule::Full, ..DraftOptions::default() },
+    );
     let plan = Plan {
         prompt: vec![5; 70],
         max_tokens: 41,
@@ -164,4 +178,26 @@ async fn right_drafts_bring_a_reply_in_fewer_rounds_and_are_counted() {
     let wanted = DraftTally { rounds: 10, drafted: 30, accepted: 30 };
     assert_eq!(statistics.drafts.unwrap().of(Proposer::Mtp), wanted);
     assert_eq!(engine.counters().drafts_total.unwrap().total(), wanted);
+}
+
+#[tokio::test]
+async fn a_reply_that_repeats_is_copied_without_a_drafter() {
+    let full = DraftOptions { depth: DepthRule::Full, ..DraftOptions::default() };
+    let (engine, control) = engine(Drafters::default(), 0, full);
+    assert!(engine.drafts());
+    let reply: Vec<u32> = (0..50).map(|at| at % 10).collect();
+    control.reply_with(&reply);
+    let plan = Plan {
+        prompt: vec![5],
+        max_tokens: 50,
+        stops: BTreeSet::new(),
+        budget: 0,
+        drafts: true,
+        leaves: None,
+    };
+    let (tokens, _, statistics) = replies(&engine, &[plan]).await.remove(0);
+    assert_eq!(tokens, reply);
+    let copied = statistics.drafts.unwrap().of(Proposer::Copy);
+    assert!(copied.accepted > 25 && copied.accepted == copied.drafted, "{copied:?}");
+    assert!(statistics.rounds < 25);
 }

@@ -109,7 +109,7 @@ impl EngineHandle {
         // No less than one border's worth: a smaller chunk would never get on.
         let chunk = (options.prefill_chunk.min(facts.rows) / CHUNK_BORDER).max(1) * CHUNK_BORDER;
         let drafts_total = facts.counts_drafts.then(DraftCounts::default);
-        let drafts = options.drafting.used(facts.drafters).any();
+        let drafts = options.drafting.used(facts.drafters).any() || options.drafting.copies(facts.outputs);
         let shared = Arc::new(Shared {
             context: options.context.min(facts.positions),
             lanes: options.lanes.min(facts.lanes).max(1),

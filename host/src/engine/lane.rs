@@ -6,8 +6,10 @@ use std::time::Instant;
 use tensorfold_plugin_api::plugin::NextDrafts;
 use tensorfold_plugin_api::sampling::Sampling;
 
-use super::drafting::{DraftCounts, Proposer};
+use super::copies::{Copies, MATCH, WINDOW};
+use super::drafting::{DraftCounts, Drafters, Proposer};
 use super::mailbox::EventSender;
+use super::policy::{LanePace, Load, Pace};
 use super::queue::Waiting;
 use super::request::{FinishReason, ReplyStatistics, TokenWatch, Watch};
 use super::round::{LaneDrawn, LaneId, LaneRows};
@@ -33,6 +35,8 @@ pub(super) struct Lane {
     position: u32,
     /// Whether drafts may be used.
     drafting: bool,
+    copies: Option<Copies>,
+    pace: LanePace,
     /// What the engine guesses to come after the context.
     proposed: Option<Proposed>,
     /// The rows of the round to come or that is being computed.
@@ -70,12 +74,16 @@ pub(super) struct RowLimits {
     pub(super) outputs: u32,
 }
 
-/// Which drafts are wanted for the round after, if they can be used.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Wish {
-    pub(super) proposer: Proposer,
-    pub(super) drafts: u32,
-    pub(super) confidence: f32,
+/// What decides how far a lane drafts in a round.
+#[derive(Clone, Copy)]
+pub(super) struct Guide<'a> {
+    pub(super) limits: RowLimits,
+    pub(super) drafters: Drafters,
+    pub(super) mtp_confidence: f32,
+    /// `None`: as far as possible.
+    pub(super) pace: Option<&'a Pace>,
+    /// The other lanes of the round.
+    pub(super) load: Load,
 }
 
 /// What a round made of a lane.
@@ -93,7 +101,7 @@ pub(super) struct Settled {
 
 impl Lane {
     /// A lane that begins now.
-    pub(super) fn new(id: LaneId, waiting: Waiting, now: Instant, counts_drafts: bool) -> Self {
+    pub(super) fn new(id: LaneId, waiting: Waiting, now: Instant, counts_drafts: bool, copies: bool) -> Self {
         let Waiting { request, events, submitted } = waiting;
         Lane {
             id,
@@ -107,6 +115,8 @@ impl Lane {
             max_tokens: request.max_tokens,
             position: 0,
             drafting: request.drafts,
+            copies: (copies && request.drafts).then(|| Copies::new(MATCH, WINDOW)),
+            pace: LanePace::new(),
             proposed: None,
             feed: Feed::default(),
             submitted,
@@ -132,39 +142,76 @@ impl Lane {
 
     /// Makes the next chunk of the prompt ready, at most `chunk` rows. False
     /// when that does not reach the next border.
-    pub(super) fn prepare_prompt(&mut self, chunk: u32, limits: RowLimits, wish: Option<Wish>) -> bool {
+    pub(super) fn prepare_prompt(&mut self, chunk: u32, guide: &Guide<'_>) -> bool {
         let Some(end) = chunk_end(self.position, self.prompt, chunk) else { return false };
         let draws = u32::from(end == self.prompt);
         self.feed.rows = end - self.position;
         (self.feed.drafts, self.feed.by, self.feed.draws) = (0, None, draws);
-        self.ask(limits, wish.filter(|_| draws > 0));
+        self.ask(guide, draws > 0);
         true
     }
 
     /// Makes the reply tokens ready that the engine does not hold yet, and
-    /// behind them as many of the drafts as can be used, at most `depth`.
-    pub(super) fn prepare_reply(&mut self, limits: RowLimits, depth: u32, wish: Option<Wish>) {
+    /// behind them as many drafts as are of use.
+    pub(super) fn prepare_reply(&mut self, guide: &Guide<'_>) {
         let pending = &self.context[self.position as usize..];
-        let count = pending.len().min(limits.rows as usize);
+        let count = pending.len().min(guide.limits.rows as usize);
         let whole = count == pending.len();
         self.feed.tokens.clear();
         self.feed.tokens.extend_from_slice(&pending[..count]);
-        let room = self.draft_room(limits, 0).min(depth);
         (self.feed.drafts, self.feed.by) = (0, None);
-        // Guesses follow on the one token that was drawn last, not on what replaced it.
-        if let Some(proposed) = self.proposed.take()
-            && count == 1
-            && whole
-        {
-            let drafts = proposed.tokens.len().min(room as usize);
-            if drafts > 0 {
+        let proposed = self.proposed.take();
+        // Guesses follow on the one token that was drawn last, not on several that replaced it.
+        let room = if count == 1 && whole { self.draft_room(guide.limits, 0) } else { 0 };
+        if room > 0 && !self.feed_copy(room, guide) {
+            let allowed = guide.pace.is_none_or(Pace::allows_drafts);
+            if let Some(proposed) = proposed.filter(|_| allowed) {
+                let drafts = proposed.tokens.len().min(room as usize);
                 self.feed.tokens.extend_from_slice(&proposed.tokens[..drafts]);
                 (self.feed.drafts, self.feed.by) = (drafts as u32, Some(proposed.by));
             }
         }
         self.feed.rows = self.feed.tokens.len() as u32;
         self.feed.draws = if whole { self.feed.drafts + 1 } else { 0 };
-        self.ask(limits, wish.filter(|_| whole));
+        self.ask(guide, whole);
+    }
+
+    /// Feeds what followed earlier in the context, in place of any drafter's
+    /// guesses. False where nothing repeats or it does not pay.
+    fn feed_copy(&mut self, room: u32, guide: &Guide<'_>) -> bool {
+        let Some(copies) = &self.copies else { return false };
+        let found = copies.find(&self.context, room as usize);
+        let most = found.len() as u32;
+        let depth = match guide.pace {
+            _ if most == 0 => 0,
+            None => most,
+            Some(pace) => self.pace.copies(pace, most, guide.load),
+        };
+        self.feed.tokens.extend_from_slice(&found[..depth as usize]);
+        if depth > 0 {
+            (self.feed.drafts, self.feed.by) = (depth, Some(Proposer::Copy));
+        }
+        depth > 0
+    }
+
+    /// What this lane adds to a round beyond one row and one token, for the lanes after it.
+    pub(super) fn extra_load(&self, pace: Option<&Pace>) -> Load {
+        let tokens = self.feed.by.map_or(1.0, |by| self.pace.expected(by, self.feed.drafts));
+        let draft_seconds = match (pace, self.feed.next_by) {
+            (Some(pace), Some(by)) => pace.drafts(by, self.feed.next.count as u32),
+            _ => 0.0,
+        };
+        Load { rows: self.feed.drafts, tokens: tokens - 1.0, draft_seconds }
+    }
+
+    /// Who was asked for drafts in the round that was made ready, and for how many.
+    pub(super) fn asked(&self) -> Option<(Proposer, u32)> {
+        self.feed.next_by.map(|by| (by, self.feed.next.count as u32))
+    }
+
+    /// Rounds after the prompt so far.
+    pub(super) fn rounds(&self) -> u64 {
+        self.statistics.rounds
     }
 
     /// The rows that were made ready.
@@ -196,18 +243,22 @@ impl Lane {
         left.min(certain).min(limits.rows.saturating_sub(1)).min(limits.outputs.saturating_sub(1))
     }
 
-    fn ask(&mut self, limits: RowLimits, wish: Option<Wish>) {
-        let count = wish.map_or(0, |wish| wish.drafts.min(self.draft_room(limits, 1)));
-        match wish {
-            Some(wish) if count > 0 => {
-                self.feed.next_by = Some(wish.proposer);
-                self.feed.next = NextDrafts {
-                    kind: wish.proposer.kind(),
-                    count: count as usize,
-                    confidence: wish.confidence,
-                };
-            }
-            _ => (self.feed.next_by, self.feed.next) = (None, NextDrafts::default()),
+    /// Asks for the drafts of the round after, unless this round draws nothing.
+    fn ask(&mut self, guide: &Guide<'_>, draws: bool) {
+        (self.feed.next_by, self.feed.next) = (None, NextDrafts::default());
+        let room = if draws { self.draft_room(guide.limits, 1) } else { 0 };
+        if room == 0 {
+            return;
+        }
+        let chosen = match guide.pace {
+            None => guide.drafters.proposers().next(),
+            Some(pace) => self.pace.choose(pace, guide.drafters, guide.load),
+        };
+        if let Some((by, drafts)) = chosen {
+            let confidence = if by == Proposer::Mtp { guide.mtp_confidence } else { 0.0 };
+            let count = drafts.min(room) as usize;
+            self.feed.next_by = Some(by);
+            self.feed.next = NextDrafts { kind: by.kind(), count, confidence };
         }
     }
 
@@ -220,7 +271,11 @@ impl Lane {
         let first_of_reply = self.prefilled.is_none();
         let Feed { rows, drafts, by, next_by, .. } = self.feed;
         self.position += rows - drafts + drawn.accepted;
+        if let Some(by) = by {
+            self.pace.note(by, drafts, drawn.accepted);
+        }
         if self.in_prompt() {
+            self.index_copies(self.position);
             return Settled::default();
         }
         if first_of_reply {
@@ -245,6 +300,7 @@ impl Lane {
                 break;
             }
         }
+        self.index_copies(self.context.len() as u32);
         // What was replaced is held by no engine: `TokenWatch::certain` reaches over all drafts.
         debug_assert!(
             settled.end.is_some() || (self.position as usize) < self.context.len() || drawn.tokens.is_empty()
@@ -257,6 +313,13 @@ impl Lane {
             self.proposed = Some(Proposed { by, tokens });
         }
         settled
+    }
+
+    /// Makes the first tokens of the context known as what can be copied.
+    fn index_copies(&mut self, tokens: u32) {
+        if let Some(copies) = &mut self.copies {
+            copies.extend(&self.context[..tokens as usize]);
+        }
     }
 
     /// Which drafts the last round tested: by whom, how many, and how many held.
@@ -336,7 +399,7 @@ mod tests {
     fn lane(request: GenerationRequest) -> Lane {
         let (events, _) = mailbox();
         let now = Instant::now();
-        Lane::new(LaneId(1), Waiting { request, events, submitted: now }, now, true)
+        Lane::new(LaneId(1), Waiting { request, events, submitted: now }, now, true, true)
     }
 
     fn one(token: u32) -> LaneDrawn {
@@ -355,21 +418,35 @@ mod tests {
     }
 
     const LIMITS: RowLimits = RowLimits { rows: 512, outputs: 32 };
-    const THREE: Wish = Wish { proposer: Proposer::Mtp, drafts: 3, confidence: 0.3 };
+
+    /// As far as possible, with a drafter that makes so many drafts.
+    fn guide(limits: RowLimits, drafts: u32) -> Guide<'static> {
+        Guide {
+            limits,
+            drafters: Drafters { mtp: Some(drafts), block: None },
+            mtp_confidence: 0.3,
+            pace: None,
+            load: Load::default(),
+        }
+    }
 
     fn prompt(lane: &mut Lane, drawn: &LaneDrawn) -> Settled {
-        assert!(lane.prepare_prompt(64, LIMITS, None));
+        assert!(lane.prepare_prompt(64, &guide(LIMITS, 0)));
         lane.settle(drawn, Instant::now())
     }
 
     fn reply(lane: &mut Lane, drawn: &LaneDrawn) -> Settled {
-        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        lane.prepare_reply(&guide(LIMITS, 3));
         lane.settle(drawn, Instant::now())
     }
 
     fn with_next(tokens: &[u32], next: &[u32]) -> LaneDrawn {
+        with_next_after(tokens, 0, next)
+    }
+
+    fn with_next_after(tokens: &[u32], accepted: u32, next: &[u32]) -> LaneDrawn {
         let next = next.iter().map(|&token| Draft { token, probability: 0.5 }).collect();
-        LaneDrawn { next, ..answer(tokens, 0) }
+        LaneDrawn { next, ..answer(tokens, accepted) }
     }
 
     fn answer(tokens: &[u32], accepted: u32) -> LaneDrawn {
@@ -379,18 +456,18 @@ mod tests {
     #[test]
     fn only_the_last_prompt_row_is_drawn_from() {
         let mut lane = lane(request(&[5; 130], 4));
-        assert!(lane.prepare_prompt(64, LIMITS, Some(THREE)));
+        assert!(lane.prepare_prompt(64, &guide(LIMITS, 3)));
         let rows = lane.rows();
         assert_eq!((rows.position, rows.tokens.len(), rows.draws, rows.next.count), (0, 64, 0, 0));
         prompt(&mut lane, &LaneDrawn::default());
         prompt(&mut lane, &LaneDrawn::default());
-        assert!(lane.prepare_prompt(64, LIMITS, Some(THREE)));
+        assert!(lane.prepare_prompt(64, &guide(LIMITS, 3)));
         let rows = lane.rows();
         // Of four tokens the last prompt row draws one and the next round at least one.
         assert_eq!((rows.position, rows.tokens.len(), rows.draws, rows.next.count), (128, 2, 1, 2));
         let settled = lane.settle(&one(9), Instant::now());
         assert_eq!((settled.tokens, settled.end), (vec![9], None));
-        lane.prepare_reply(LIMITS, 8, None);
+        lane.prepare_reply(&guide(LIMITS, 0));
         let rows = lane.rows();
         assert_eq!((rows.position, rows.tokens, rows.draws), (130, &[9][..], 1));
     }
@@ -412,12 +489,12 @@ mod tests {
         let mut lane = lane(request(&[1], 10));
         prompt(&mut lane, &one(2));
         reply(&mut lane, &with_next(&[3], &[4, 5, 9]));
-        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        lane.prepare_reply(&guide(LIMITS, 3));
         let rows = lane.rows();
         assert_eq!((rows.position, rows.tokens, rows.drafts, rows.draws), (2, &[3, 4, 5, 9][..], 3, 4));
         let settled = lane.settle(&answer(&[4, 5, 6], 2), Instant::now());
         assert_eq!(settled.tokens, [4, 5, 6]);
-        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        lane.prepare_reply(&guide(LIMITS, 3));
         let rows = lane.rows();
         assert_eq!((rows.position, rows.tokens, rows.drafts), (5, &[6][..], 0));
         let statistics = lane.statistics(Instant::now());
@@ -428,26 +505,46 @@ mod tests {
 
     #[test]
     fn drafts_never_pass_what_the_reply_may_have_or_the_round_can_test() {
-        let drafts = |max_tokens, limits, depth| {
+        let drafts = |max_tokens, limits| {
             let mut lane = lane(request(&[1], max_tokens));
             prompt(&mut lane, &one(2));
-            lane.prepare_reply(LIMITS, 8, Some(THREE));
+            lane.prepare_reply(&guide(LIMITS, 4));
             lane.settle(&with_next(&[3], &[4, 5, 6, 7]), Instant::now());
-            lane.prepare_reply(limits, depth, None);
+            lane.prepare_reply(&guide(limits, 0));
             lane.rows().drafts
         };
-        assert_eq!(drafts(100, LIMITS, 8), 4);
-        assert_eq!(drafts(100, LIMITS, 1), 1);
+        assert_eq!(drafts(100, LIMITS), 4);
         // Two are there; two drafts and what follows them fill five.
-        assert_eq!(drafts(5, LIMITS, 8), 2);
-        assert_eq!(drafts(3, LIMITS, 8), 0);
-        assert_eq!(drafts(100, RowLimits { rows: 512, outputs: 4 }, 8), 3);
-        assert_eq!(drafts(100, RowLimits { rows: 3, outputs: 32 }, 8), 2);
+        assert_eq!(drafts(5, LIMITS), 2);
+        assert_eq!(drafts(3, LIMITS), 0);
+        assert_eq!(drafts(100, RowLimits { rows: 512, outputs: 4 }), 3);
+        assert_eq!(drafts(100, RowLimits { rows: 3, outputs: 32 }), 2);
         let serial = GenerationRequest { drafts: false, ..request(&[1], 100) };
         let mut lane = lane(serial);
         prompt(&mut lane, &one(2));
-        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        lane.prepare_reply(&guide(LIMITS, 3));
         assert_eq!(lane.rows().next, NextDrafts::default());
+    }
+
+    #[test]
+    fn a_copy_takes_the_place_of_the_drafters_guesses() {
+        let prompt_tokens: Vec<u32> = (10..19).chain([50, 51, 52, 53]).chain(10..18).collect();
+        let mut lane = lane(request(&prompt_tokens, 40));
+        assert_eq!(prompt(&mut lane, &one(18)).tokens, [18]);
+        lane.prepare_reply(&guide(LIMITS, 3));
+        let rows = lane.rows();
+        // The last eight tokens stood before, and all that followed them there is taken.
+        let copied: Vec<u32> = [50, 51, 52, 53].into_iter().chain(10..19).collect();
+        assert_eq!((rows.tokens[0], &rows.tokens[1..]), (18, &copied[..]));
+        let settled = lane.settle(&with_next_after(&[50, 51, 60], 2, &[61]), Instant::now());
+        assert_eq!(settled.tokens, [50, 51, 60]);
+        // Nothing repeats now: the drafter's turn.
+        lane.prepare_reply(&guide(LIMITS, 3));
+        assert_eq!(lane.rows().tokens, [60, 61]);
+        lane.settle(&answer(&[61, 62], 1), Instant::now());
+        let counts = lane.statistics(Instant::now()).drafts.unwrap();
+        assert_eq!((counts.of(Proposer::Copy).drafted, counts.of(Proposer::Copy).accepted), (13, 2));
+        assert_eq!((counts.of(Proposer::Mtp).drafted, counts.of(Proposer::Mtp).accepted), (1, 1));
     }
 
     /// Verdicts in order, and how far they are certain.
@@ -472,7 +569,7 @@ mod tests {
         assert_eq!(prompt(&mut lane, &one(2)).tokens, [2]);
         // The token after the next is replaced: no guess about it can be used.
         assert_eq!(reply(&mut lane, &with_next(&[3], &[4, 5])).tokens, [20, 21]);
-        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        lane.prepare_reply(&guide(LIMITS, 3));
         assert_eq!((lane.rows().tokens, lane.rows().drafts), (&[20, 21][..], 0));
         let settled = lane.settle(&one(4), Instant::now());
         assert_eq!((settled.tokens, settled.end), (vec![4], Some(FinishReason::Watch)));
@@ -486,15 +583,15 @@ mod tests {
         let mut lane = lane(GenerationRequest { watch, ..request(&[1], 100) });
         prompt(&mut lane, &one(2));
         // Three more tokens are certain: one of this round, two of the next.
-        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        lane.prepare_reply(&guide(LIMITS, 3));
         assert_eq!(lane.rows().next.count, 2);
         lane.settle(&with_next(&[3], &[4, 5]), Instant::now());
-        lane.prepare_reply(LIMITS, 8, Some(THREE));
+        lane.prepare_reply(&guide(LIMITS, 3));
         assert_eq!((lane.rows().drafts, lane.rows().next.count), (2, 1));
         // The last of them is replaced, and the engine does not hold it.
         let settled = lane.settle(&answer(&[4, 5, 6], 2), Instant::now());
         assert_eq!(settled.tokens, [4, 5, 20]);
-        lane.prepare_reply(LIMITS, 8, None);
+        lane.prepare_reply(&guide(LIMITS, 0));
         assert_eq!((lane.rows().position, lane.rows().tokens), (5, &[20][..]));
     }
 

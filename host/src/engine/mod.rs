@@ -17,6 +17,7 @@
 //!
 //! It knows token ids only: no text, no HTTP, no files.
 
+mod copies;
 mod counters;
 mod drafting;
 #[cfg(test)]
@@ -27,6 +28,7 @@ mod handle;
 mod lane;
 mod mailbox;
 mod plugin_engine;
+mod policy;
 mod queue;
 mod request;
 mod round;
@@ -34,7 +36,7 @@ mod scheduler;
 mod seed;
 
 pub use counters::{Counters, EngineState};
-pub use drafting::{BlockDrafter, DraftCounts, DraftOptions, DraftTally, Drafters, Proposer};
+pub use drafting::{BlockDrafter, DepthRule, DraftCounts, DraftOptions, DraftTally, Drafters, Proposer};
 pub(crate) use handle::SHUTTING_DOWN;
 pub use handle::{EngineHandle, EngineOptions, StopOutcome, SubmitError};
 pub use mailbox::EventReceiver;

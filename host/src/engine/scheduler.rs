@@ -2,17 +2,18 @@
 //!
 //! Pure of threads and locks: the thread in `handle` drives it, tests call it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::abi::Status;
 
-use super::drafting::{DraftCounts, DraftOptions, Drafters, Proposer};
-use super::lane::{Lane, RowLimits, Settled, Wish};
+use super::drafting::{DepthRule, DraftCounts, DraftOptions, Drafters};
+use super::lane::{Guide, Lane, RowLimits, Settled};
 use super::mailbox::EventSender;
+use super::policy::{Load, Measured, Pace};
 use super::queue::Waiting;
 use super::request::{FailureKind, FinishReason, ReplyStatistics};
-use super::round::{EngineFacts, LaneDrawn, LaneRows, RoundEngine, is_fatal};
+use super::round::{EngineFacts, LaneDrawn, LaneRows, RoundEngine, RoundTimes, is_fatal};
 
 /// The lanes of one engine.
 pub(super) struct Scheduler {
@@ -25,6 +26,9 @@ pub(super) struct Scheduler {
     prefill_chunk: u32,
     drafters: Drafters,
     mtp_confidence: f32,
+    copies: bool,
+    /// `None`: drafts go as far as possible.
+    pace: Option<Pace>,
     drawn: Vec<LaneDrawn>,
 }
 
@@ -63,6 +67,8 @@ impl Scheduler {
             engine,
             drafters: drafting.used(facts.drafters),
             mtp_confidence: drafting.mtp_confidence,
+            copies: drafting.copies(facts.outputs),
+            pace: (drafting.depth == DepthRule::Measured).then(Pace::new),
             facts,
             lanes: Vec::new(),
             complete: Vec::new(),
@@ -84,7 +90,7 @@ impl Scheduler {
     pub(super) fn admit(&mut self, waiting: Waiting) -> Result<Admission, PluginError> {
         match self.engine.lane_open() {
             Ok(id) => {
-                let lane = Lane::new(id, waiting, Instant::now(), self.facts.counts_drafts);
+                let lane = Lane::new(id, waiting, Instant::now(), self.facts.counts_drafts, self.copies);
                 self.lanes.push(lane);
                 Ok(Admission::Running)
             }
@@ -116,8 +122,12 @@ impl Scheduler {
         self.drawn.clear();
         let members = self.prepare();
         let rows: Vec<LaneRows<'_>> = members.iter().map(|&member| self.lanes[member].rows()).collect();
+        let begun = Instant::now();
         match self.engine.round(&rows, &mut self.drawn) {
-            Ok(_) => check_answer(&rows, &self.drawn, self.facts.vocabulary)?,
+            Ok(times) => {
+                check_answer(&rows, &self.drawn, self.facts.vocabulary)?;
+                self.learn(&members, &times, begun.elapsed());
+            }
             Err(error) if is_fatal(&error) => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "the engine refused a round");
@@ -200,28 +210,58 @@ impl Scheduler {
     /// prompts in order of arrival as one chunk holds. Gives the lanes that take part.
     fn prepare(&mut self) -> Vec<usize> {
         let limits = RowLimits { rows: self.facts.rows, outputs: self.facts.outputs };
-        let wish = self.wish();
+        let pace = self.pace.as_ref();
         let mut chunk_left = self.prefill_chunk.min(limits.rows);
         let mut members = Vec::with_capacity(self.lanes.len());
+        let replies = self.lanes.iter().filter(|lane| !lane.in_prompt()).count();
+        // The others: one row and one token each, and what they draft as it becomes known.
+        let others = replies.saturating_sub(1) as u32;
+        let mut load = Load { rows: others, tokens: f64::from(others), draft_seconds: 0.0 };
         for (index, lane) in self.lanes.iter_mut().enumerate() {
+            let guide =
+                Guide { limits, drafters: self.drafters, mtp_confidence: self.mtp_confidence, pace, load };
             if lane.in_prompt() {
-                if !lane.prepare_prompt(chunk_left, limits, wish) {
+                if !lane.prepare_prompt(chunk_left, &guide) {
                     continue;
                 }
                 chunk_left -= lane.rows().tokens.len() as u32;
             } else {
-                lane.prepare_reply(limits, u32::MAX, wish);
+                lane.prepare_reply(&guide);
+                let extra = lane.extra_load(pace);
+                load.rows += extra.rows;
+                load.tokens += extra.tokens;
+                load.draft_seconds += extra.draft_seconds;
             }
             members.push(index);
         }
         members
     }
 
-    /// The drafts that are wanted for the next round of a lane.
-    fn wish(&self) -> Option<Wish> {
-        let (proposer, drafts) = self.drafters.proposers().next()?;
-        let confidence = if proposer == Proposer::Mtp { self.mtp_confidence } else { 0.0 };
-        Some(Wish { proposer, drafts, confidence })
+    /// Notes what a round took, if it was one of replies only. Those that have
+    /// just begun are left out: what an engine sets up for them costs once.
+    fn learn(&mut self, members: &[usize], times: &RoundTimes, elapsed: Duration) {
+        let Some(pace) = &mut self.pace else { return };
+        let lanes = || members.iter().map(|&member| &self.lanes[member]);
+        if lanes().any(|lane| lane.in_prompt() || lane.rounds() == 0) {
+            return;
+        }
+        let draft = times.draft.unwrap_or_default();
+        let forward = match (times.forward, times.sample) {
+            (Some(forward), Some(sample)) => forward + sample,
+            _ => elapsed.saturating_sub(draft),
+        };
+        let asked: Vec<_> = lanes().filter_map(Lane::asked).collect();
+        let drafting = asked.first().filter(|first| asked.iter().all(|other| other.0 == first.0));
+        let drafts = asked.iter().map(|(_, count)| count).sum();
+        pace.note(&Measured {
+            lanes: members.len() as u32,
+            rows: lanes().map(|lane| lane.rows().tokens.len() as u32).sum(),
+            tokens: self.drawn.iter().map(|drawn| drawn.tokens.len() as u32).sum(),
+            seconds: forward.as_secs_f64(),
+            draft_seconds: draft.as_secs_f64(),
+            drafting: drafting.map(|&(proposer, _)| (proposer, asked.len() as u32, drafts)),
+            drafted: !asked.is_empty() || lanes().any(|lane| lane.rows().drafts > 0),
+        });
     }
 
     fn end_abandoned(&mut self, report: &mut StepReport) -> Result<(), PluginError> {

@@ -97,6 +97,7 @@ pub(super) fn drafting(flags: &GivenFlags) -> DraftOptions {
         mtp_confidence: flags
             .number("--mtp-confidence")
             .map_or(defaults.mtp_confidence, |confidence| confidence as f32),
+        ..defaults
     }
 }
 
@@ -165,7 +166,12 @@ mod tests {
     fn flags_say_how_drafts_are_used() {
         assert_eq!(drafting(&flags(&[])), DraftOptions::default());
         let given = [("--mtp-drafts", Some("2")), ("--mtp-confidence", Some("0.5")), ("--no-drafts", None)];
-        let wanted = DraftOptions { enabled: false, mtp_drafts: Some(2), mtp_confidence: 0.5 };
+        let wanted = DraftOptions {
+            enabled: false,
+            mtp_drafts: Some(2),
+            mtp_confidence: 0.5,
+            ..DraftOptions::default()
+        };
         assert_eq!(drafting(&flags(&given)), wanted);
     }
 
