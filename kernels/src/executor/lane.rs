@@ -35,6 +35,11 @@ impl<D: Device> Lane<D> {
         self.head.as_ref().map_or(&[], |head| head.layers())
     }
 
+    /// Bytes of the states that wait for the multi-token prediction head.
+    pub fn waiting_bytes(&self) -> usize {
+        self.head.as_ref().map_or(0, |head| head.backlog_bytes())
+    }
+
     /// The lane's parts, layer by layer.
     pub fn layers(&self) -> &[LaneLayer<D>] {
         &self.layers

@@ -170,8 +170,7 @@ impl<'w, D: Device> Executor<'w, D> {
                 LaneLayer::Delta(state) => LaneLayer::Delta(Arc::clone(state)),
             });
         }
-        let hidden = self.spec.hidden_size as usize;
-        let head = lane.head.as_ref().map(|head| head.fork(&mut self.device, hidden)).transpose()?;
+        let head = lane.head.as_ref().map(|head| head.fork(&mut self.device)).transpose()?;
         Ok(Lane { layers, position: lane.position, head: head.map(Box::new) })
     }
 

@@ -3,11 +3,12 @@
 use tensorfold_kernels::cpu::{Activations, CpuDevice};
 use tensorfold_kernels::device::DeviceError;
 use tensorfold_kernels::executor::{
-    self, Executor, ExecutorError, MemoryPlan as Memory, OUTPUT_ROWS, Options,
+    self, CHAIN_DRAFTS, Executor, ExecutorError, MemoryPlan as Memory, OUTPUT_ROWS, Options,
 };
 use tensorfold_kernels::weights::{ElementType, Packing, TensorError, TensorView, Tensors};
 use tensorfold_plugin_api::plugin::{
-    Device, Dtype, EngineInfo, EngineOptions, MemoryPlan, Model, OpenEngine, PluginError, Progress, Status,
+    Device, DrafterPlan, Dtype, EngineInfo, EngineOptions, MemoryPlan, Model, OpenEngine, PluginError,
+    Progress, Status, Tensor,
 };
 
 use crate::engine::CpuEngine;
@@ -46,6 +47,22 @@ impl Device for CpuPluginDevice {
             snapshot_token_bytes: memory.snapshot_token_bytes,
             available_bytes: available.unwrap_or(tensorfold_plugin_api::abi::TF_UNKNOWN),
             ..MemoryPlan::default()
+        })
+    }
+
+    fn plan_mtp(&self, model: &Model<'_>, options: &EngineOptions<'_>) -> Result<DrafterPlan, PluginError> {
+        executor::check_head(&model.spec, &described(model)?).map_err(|error| plugin_error(&error))?;
+        let (mapped, copied) = head_weight_bytes(model);
+        let memory = head_plan(model, options);
+        Ok(DrafterPlan {
+            drafts: CHAIN_DRAFTS as u32,
+            weight_bytes: copied,
+            mapped_bytes: mapped,
+            lane_bytes: memory.lane_bytes,
+            scratch_bytes: memory.scratch_bytes,
+            snapshot_bytes: memory.snapshot_bytes,
+            snapshot_token_bytes: memory.snapshot_token_bytes,
+            ..DrafterPlan::default()
         })
     }
 
@@ -96,7 +113,11 @@ impl Device for CpuPluginDevice {
             .map_err(|error| plugin_error(&error))?;
         progress.report(mapped, mapped, "using the weights where they are mapped")?;
         tracing::debug!(lanes, context = options.context, mapped, "opened an engine");
-        let engine = CpuEngine::new(executor, lanes as usize, memory.scratch_bytes + copied);
+        let head = match model.spec.mtp {
+            Some(_) => head_weight_bytes(model).1 + head_plan(model, options).scratch_bytes,
+            None => 0,
+        };
+        let engine = CpuEngine::new(executor, tensors, lanes as usize, memory.scratch_bytes + copied, head);
         Ok(OpenEngine {
             monitor: engine.monitor(),
             engine: Box::new(engine),
@@ -109,6 +130,12 @@ impl Device for CpuPluginDevice {
             },
         })
     }
+}
+
+/// What drafting with the model's own head takes besides its weights.
+fn head_plan(model: &Model<'_>, options: &EngineOptions<'_>) -> Memory {
+    let options = Options { lanes: options.lanes as usize, context: options.context as usize };
+    executor::head_plan(&model.spec, options)
 }
 
 /// Refuses rounded activations for a model none of whose weights they are multiplied with: the option would be
@@ -157,10 +184,19 @@ fn lanes_within(bytes: u64, memory: &Memory, copied: u64, wanted: u32) -> u32 {
 }
 
 /// Bytes of weights that stay mapped, and of those that are copied: vectors,
-/// as floats.
+/// as floats. Without the multi-token prediction head's.
 fn weight_bytes(model: &Model<'_>) -> (u64, u64) {
+    bytes_of(model, |tensor| !tensor.name.starts_with("mtp."))
+}
+
+/// As [`weight_bytes`], of the multi-token prediction head.
+fn head_weight_bytes(model: &Model<'_>) -> (u64, u64) {
+    bytes_of(model, |tensor| tensor.name.starts_with("mtp."))
+}
+
+fn bytes_of(model: &Model<'_>, counts: impl Fn(&Tensor<'_>) -> bool) -> (u64, u64) {
     let (mut mapped, mut copied) = (0, 0);
-    for tensor in model.tensors.iter().filter(|tensor| !tensor.name.starts_with("mtp.")) {
+    for tensor in model.tensors.iter().filter(|tensor| counts(tensor)) {
         if tensor.shape.len() < 2 || tensor.name.ends_with(".conv") {
             copied += tensor.shape.iter().product::<u64>() * 4;
         } else {
@@ -195,7 +231,7 @@ fn mapped(model: &Model<'_>) -> Result<Tensors<'static>, PluginError> {
 
 fn insert(
     tensors: &mut Tensors<'static>,
-    tensor: &tensorfold_plugin_api::plugin::Tensor<'_>,
+    tensor: &Tensor<'_>,
     bytes: &'static [u8],
 ) -> Result<(), PluginError> {
     let element = match tensor.dtype {

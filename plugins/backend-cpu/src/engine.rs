@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tensorfold_kernels::cpu::CpuDevice;
-use tensorfold_kernels::executor::{Executor, Lane, LaneLayer, NextDrafts, RoundOutcome, Step};
+use tensorfold_kernels::executor::{CHAIN_DRAFTS, Executor, Lane, LaneLayer, NextDrafts, RoundOutcome, Step};
+use tensorfold_kernels::weights::Tensors;
 use tensorfold_plugin_api::plugin::{
     DraftKind, Engine, EngineMemory, EngineMonitor, EngineStats, Handles, LaneInput, LaneOutput, Logprob,
-    PluginError, RoundReport, Snapshot, Status,
+    PluginError, Progress, RoundReport, Snapshot, Status,
 };
 
 use crate::device::plugin_error;
@@ -17,6 +18,11 @@ type CpuLane = Lane<CpuDevice>;
 /// A model on the machine's processors.
 pub(crate) struct CpuEngine {
     executor: Executor<'static, CpuDevice>,
+    /// For drafters that are opened later.
+    tensors: Tensors<'static>,
+    /// What drafting with the model's own head holds besides lanes.
+    head_bytes: u64,
+    head_is_open: bool,
     most_lanes: usize,
     /// A lane is away from its place only while a call uses it.
     lanes: Handles<Option<CpuLane>>,
@@ -25,16 +31,22 @@ pub(crate) struct CpuEngine {
 }
 
 impl CpuEngine {
-    /// `fixed_bytes` is what the engine holds besides lanes and snapshots.
+    /// `tensors` are the model's; `fixed_bytes` is what the engine holds
+    /// besides lanes and snapshots, and `head_bytes` what its head adds.
     pub(crate) fn new(
         executor: Executor<'static, CpuDevice>,
+        tensors: Tensors<'static>,
         most_lanes: usize,
         fixed_bytes: u64,
+        head_bytes: u64,
     ) -> CpuEngine {
-        let monitor = Monitor { fixed_bytes, ..Monitor::default() };
+        let monitor = Monitor { fixed_bytes: fixed_bytes.into(), ..Monitor::default() };
         monitor.set_memory(0, 0);
         CpuEngine {
             executor,
+            tensors,
+            head_bytes,
+            head_is_open: false,
             most_lanes,
             lanes: Handles::new(1),
             snapshots: Handles::new(2),
@@ -60,6 +72,17 @@ impl CpuEngine {
         ))
     }
 
+    /// Drafters come and go only while nothing depends on them.
+    fn expect_idle(&self) -> Result<(), PluginError> {
+        if self.lanes.is_empty() && self.snapshots.is_empty() {
+            return Ok(());
+        }
+        Err(PluginError::new(
+            Status::Busy,
+            format!("{} lanes and {} snapshots are there", self.lanes.len(), self.snapshots.len()),
+        ))
+    }
+
     fn copy_of(&mut self, lane: u64) -> Result<CpuLane, PluginError> {
         let CpuEngine { executor, lanes, .. } = self;
         let lane = lanes.get(lane, "lane")?.as_ref().ok_or_else(|| lost(lane))?;
@@ -79,10 +102,13 @@ impl CpuEngine {
                 input.lane, input.position
             )));
         }
-        if input.next_drafts.kind != DraftKind::None && input.next_drafts.count > 0 {
-            return Err(PluginError::unsupported("the CPU engine makes no drafts"));
+        match input.next_drafts.kind {
+            _ if input.next_drafts.count == 0 => Ok(()),
+            DraftKind::None => Ok(()),
+            DraftKind::Mtp if self.head_is_open => Ok(()),
+            DraftKind::Mtp => Err(PluginError::invalid("drafts of the model's own head, which is not open")),
+            DraftKind::Block => Err(PluginError::unsupported("the CPU engine runs no external drafter")),
         }
-        Ok(())
     }
 
     /// The round itself; `lanes` are the lanes of `inputs`.
@@ -109,7 +135,7 @@ impl CpuEngine {
                 sampling: input.sampling,
                 allowed: mask,
                 log_probabilities: input.logprobs.map(|count| count as u32),
-                next_drafts: NextDrafts::default(),
+                next_drafts: wanted(input),
                 cancelled: poll,
             })
             .collect();
@@ -167,10 +193,21 @@ impl Engine for CpuEngine {
                 }
             }
         }
+        for ((output, got), input) in outputs.iter_mut().zip(&outcome.lanes).zip(inputs) {
+            for (place, &(token, probability)) in got.drafts.iter().enumerate() {
+                output.drafts[place] = token;
+                output.draft_probabilities[place] = probability;
+            }
+            output.draft_count = got.drafts.len();
+            if !got.drafts.is_empty() {
+                output.draft_kind = input.next_drafts.kind;
+            }
+        }
         self.monitor.count(inputs, &outcome);
         Ok(RoundReport {
             forward_nanoseconds: Some(outcome.forward.as_nanos() as u64),
             sample_nanoseconds: Some(outcome.draw.as_nanos() as u64),
+            draft_nanoseconds: Some(outcome.drafting.as_nanos() as u64),
             ..RoundReport::default()
         })
     }
@@ -209,6 +246,39 @@ impl Engine for CpuEngine {
         self.count_memory();
         Ok(())
     }
+
+    fn open_mtp(&mut self, progress: &Progress<'_>) -> Result<u32, PluginError> {
+        self.expect_idle()?;
+        progress.report(0, 1, "the head's weights where they are mapped")?;
+        self.executor.open_head(&self.tensors).map_err(|error| plugin_error(&error))?;
+        if !self.head_is_open {
+            self.monitor.fixed_bytes.fetch_add(self.head_bytes, Ordering::Relaxed);
+        }
+        self.head_is_open = true;
+        self.count_memory();
+        Ok(CHAIN_DRAFTS as u32)
+    }
+
+    fn close_mtp(&mut self) -> Result<(), PluginError> {
+        self.expect_idle()?;
+        if self.head_is_open {
+            self.monitor.fixed_bytes.fetch_sub(self.head_bytes, Ordering::Relaxed);
+        }
+        self.head_is_open = false;
+        self.executor.close_head();
+        self.count_memory();
+        Ok(())
+    }
+}
+
+/// The drafts that a lane wants for the round after.
+fn wanted(input: &LaneInput<'_>) -> NextDrafts {
+    match input.next_drafts.kind {
+        DraftKind::Mtp => {
+            NextDrafts { count: input.next_drafts.count, confidence: input.next_drafts.confidence }
+        }
+        DraftKind::None | DraftKind::Block => NextDrafts::default(),
+    }
 }
 
 fn lost(lane: u64) -> PluginError {
@@ -217,17 +287,17 @@ fn lost(lane: u64) -> PluginError {
 
 /// Bytes of a lane, shared ones included.
 fn bytes(lane: &CpuLane) -> u64 {
-    let layers = lane.layers().iter().map(|layer| match layer {
+    let layers = lane.layers().iter().chain(lane.head_layers()).map(|layer| match layer {
         LaneLayer::KeyValues(cache) => cache.bytes(),
         LaneLayer::Delta(state) => size_of_val(state.window()) + size_of_val(state.memory()),
     });
-    layers.sum::<usize>() as u64
+    layers.sum::<usize>() as u64 + lane.waiting_bytes() as u64
 }
 
 /// Counts and bytes that can be read during a round.
 #[derive(Debug, Default)]
 pub(crate) struct Monitor {
-    fixed_bytes: u64,
+    fixed_bytes: AtomicU64,
     lane_bytes: AtomicU64,
     snapshot_bytes: AtomicU64,
     peak_bytes: AtomicU64,
@@ -242,7 +312,8 @@ impl Monitor {
     fn set_memory(&self, lanes: u64, snapshots: u64) {
         self.lane_bytes.store(lanes, Ordering::Relaxed);
         self.snapshot_bytes.store(snapshots, Ordering::Relaxed);
-        self.peak_bytes.fetch_max(self.fixed_bytes + lanes + snapshots, Ordering::Relaxed);
+        let fixed = self.fixed_bytes.load(Ordering::Relaxed);
+        self.peak_bytes.fetch_max(fixed + lanes + snapshots, Ordering::Relaxed);
     }
 
     fn count(&self, inputs: &[LaneInput<'_>], outcome: &RoundOutcome) {
@@ -264,7 +335,7 @@ impl EngineMonitor for Monitor {
         let lane_bytes = self.lane_bytes.load(Ordering::Relaxed);
         let snapshot_bytes = self.snapshot_bytes.load(Ordering::Relaxed);
         EngineMemory {
-            used_bytes: self.fixed_bytes + lane_bytes + snapshot_bytes,
+            used_bytes: self.fixed_bytes.load(Ordering::Relaxed) + lane_bytes + snapshot_bytes,
             peak_bytes: self.peak_bytes.load(Ordering::Relaxed),
             lane_bytes,
             snapshot_bytes,

@@ -9,6 +9,7 @@ use super::Cpu;
 
 const HIDDEN: u64 = 32;
 const VOCABULARY: u64 = 64;
+const SAMPLING: Sampling = Sampling { temperature: 1.0, top_p: 0.9, top_k: 20, min_p: 0.0, seed: 5 };
 
 fn spec() -> ModelSpec {
     let feed_forward = FeedForwardSpec::Dense { intermediate_size: 48 };
@@ -49,6 +50,14 @@ fn spec() -> ModelSpec {
         mtp: None,
         formats: vec!["f32".into()],
     }
+}
+
+/// The same with a multi-token prediction head.
+fn model_with_head(bytes: bool) -> Model<'static> {
+    let mut spec = spec();
+    let layers = vec![spec.layers[1].clone()];
+    spec.mtp = Some(MtpSpec { layers, norm_weight_offset: 1.0, formats: vec!["f32".into()] });
+    built(spec, bytes)
 }
 
 /// A small model of pseudo-random weights; without bytes for a plan.
@@ -94,8 +103,18 @@ fn built(spec: ModelSpec, bytes: bool) -> Model<'static> {
     };
     add("embed".into(), &[VOCABULARY, HIDDEN]);
     add("norm".into(), &[HIDDEN]);
-    for (layer, of) in spec.layers.iter().enumerate() {
-        let mut part = |name: &str, shape: &[u64]| add(format!("layers.{layer}.{name}"), shape);
+    if spec.mtp.is_some() {
+        for norm in ["embed_norm", "hidden_norm", "norm"] {
+            add(format!("mtp.{norm}"), &[HIDDEN]);
+        }
+        add("mtp.fc".into(), &[HIDDEN, 2 * HIDDEN]);
+    }
+    let head =
+        spec.mtp.iter().flat_map(|head| &head.layers).map(|layer| ("mtp.layers.0".to_owned(), 1, layer));
+    let trunk =
+        spec.layers.iter().enumerate().map(|(index, layer)| (format!("layers.{index}"), index, layer));
+    for (prefix, layer, of) in trunk.chain(head) {
+        let mut part = |name: &str, shape: &[u64]| add(format!("{prefix}.{name}"), shape);
         part("input_norm", &[HIDDEN]);
         part("post_norm", &[HIDDEN]);
         let dense = match of.feed_forward {
@@ -169,7 +188,7 @@ fn round(
         tokens,
         draft_count: drafts,
         output_count: outputs,
-        sampling: Sampling { temperature: 1.0, top_p: 0.9, top_k: 20, min_p: 0.0, seed: 5 },
+        sampling: SAMPLING,
         allowed: None,
         logprobs: Some(2),
         next_drafts: NextDrafts::default(),
@@ -217,7 +236,11 @@ fn the_manifest_is_whole_and_says_what_the_code_does() {
     assert!(parsed.notes.is_empty(), "{:?}", parsed.notes);
     let manifest = parsed.manifest;
     assert_eq!(manifest.plugin.version.to_string(), env!("CARGO_PKG_VERSION"));
-    assert!(manifest.drafters.is_empty());
+    assert_eq!(
+        manifest.mtp().map(|head| head.depth_max as usize),
+        Some(tensorfold_kernels::executor::CHAIN_DRAFTS)
+    );
+    assert!(manifest.external_kinds().next().is_none());
     assert!(manifest.options.contains_key("threads"));
     assert!(manifest.options.contains_key("activations"));
     let rows = manifest.capabilities.limits.verify_rows;
@@ -389,4 +412,93 @@ fn rounded_activations_are_refused_where_they_would_do_nothing() {
             format!("for weights of 4 or 8 bits, and this model's are {format}; leave the option out");
         assert!(error.message.contains(&wanted), "{error}");
     }
+}
+
+#[test]
+fn a_head_is_planned_opened_and_drafts_without_changing_the_reply() {
+    let refused = device().plan_mtp(&model(false), &options()).unwrap_err();
+    assert_eq!(
+        (refused.status, refused.message.as_str()),
+        (Status::Unsupported, "the model has no multi-token prediction head")
+    );
+    let plan = device().plan_mtp(&model_with_head(false), &options()).unwrap();
+    assert_eq!(plan.snapshot_token_bytes, 2 * 16 * 4);
+    assert!(plan.mapped_bytes > 0 && plan.weight_bytes > 0 && plan.lane_bytes > plan.snapshot_bytes);
+
+    let OpenEngine { mut engine, monitor, .. } = opened(&model_with_head(true));
+    let engine = engine.as_mut();
+    let prompt: Vec<u32> = (0..70).map(|i| i * 7 % 60).collect();
+    let lane = engine.lane_open().unwrap();
+    let expected = serial(engine, lane, 0, &prompt);
+    let busy = engine.open_mtp(&Progress::silent()).unwrap_err();
+    assert_eq!((busy.status, busy.message.as_str()), (Status::Busy, "1 lanes and 0 snapshots are there"));
+    engine.lane_close(lane).unwrap();
+    let before = monitor.memory().used_bytes;
+    let most = engine.open_mtp(&Progress::silent()).unwrap();
+    assert_eq!(most, plan.drafts);
+    assert!(monitor.memory().used_bytes > before);
+
+    let lane = engine.lane_open().unwrap();
+    let (mut feed, mut drafts, mut position) = (prompt, Vec::new(), 0);
+    let mut reply = Vec::new();
+    let mut drafted = 0;
+    while reply.len() < expected.len() {
+        let tokens = [&feed[..], &drafts[..]].concat();
+        let (drawn, now, next) = drafting_round(engine, lane, position, &tokens, drafts.len(), 3);
+        (feed, drafts, position) = (drawn[drawn.len() - 1..].to_vec(), next, now);
+        drafted += drafts.len();
+        reply.extend(drawn);
+    }
+    assert_eq!(reply[..expected.len()], expected);
+    assert!(drafted > 0 && drafts.iter().all(|&token| token < 60));
+    assert_eq!(engine.close_mtp().unwrap_err().status, Status::Busy);
+    engine.lane_close(lane).unwrap();
+    engine.close_mtp().unwrap();
+    assert_eq!(monitor.memory().used_bytes, before);
+}
+
+/// Feeds a lane and asks for drafts of the model's own head: what was drawn, the lane's position, and the drafts.
+fn drafting_round(
+    engine: &mut dyn Engine,
+    lane: u64,
+    position: u64,
+    tokens: &[u32],
+    draft_count: usize,
+    count: usize,
+) -> (Vec<u32>, u64, Vec<u32>) {
+    let (mut drawn, mut drafts, mut probabilities) =
+        (vec![0; draft_count + 1], vec![0; count], vec![0.0; count]);
+    let input = LaneInput {
+        lane,
+        position,
+        tokens,
+        draft_count,
+        output_count: draft_count + 1,
+        sampling: SAMPLING,
+        allowed: None,
+        logprobs: None,
+        next_drafts: NextDrafts { kind: DraftKind::Mtp, count, confidence: 0.0 },
+        cancel: CancelToken::never(),
+    };
+    let output = LaneOutput {
+        cancelled: false,
+        position,
+        tokens: &mut drawn,
+        token_count: 0,
+        accepted: 0,
+        drafts: &mut drafts,
+        draft_probabilities: &mut probabilities,
+        draft_count: 0,
+        draft_kind: DraftKind::None,
+        logprobs: &mut [],
+        logprob_count: 0,
+    };
+    let mut outputs = [output];
+    engine.round(&[input], &mut outputs).unwrap();
+    let [output] = outputs;
+    let (position, token_count, made) = (output.position, output.token_count, output.draft_count);
+    assert!(made == 0 || output.draft_kind == DraftKind::Mtp);
+    drawn.truncate(token_count);
+    drafts.truncate(made);
+    (drawn, position, drafts)
 }

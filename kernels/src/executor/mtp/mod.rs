@@ -74,6 +74,8 @@ pub(super) struct HeadLane<D: Device> {
     waiting: usize,
     /// The token for which the head has taken in the last state ahead of time.
     ahead: Option<u32>,
+    /// Width of a state.
+    hidden: usize,
 }
 
 /// The weights of a head as a loader gives them.
@@ -169,13 +171,15 @@ impl<'w, D: Device> Executor<'w, D> {
             following: Vec::new(),
             waiting: 0,
             ahead: None,
+            hidden: self.spec.hidden_size as usize,
         })))
     }
 }
 
 impl<D: Device> HeadLane<D> {
     /// The same, to go on with by itself.
-    pub(super) fn fork(&self, device: &mut D, hidden: usize) -> DeviceResult<Self> {
+    pub(super) fn fork(&self, device: &mut D) -> DeviceResult<Self> {
+        let hidden = self.hidden;
         let mut caches = Vec::with_capacity(self.caches.layers.len());
         for layer in &self.caches.layers {
             if let LaneLayer::KeyValues(cache) = layer {
@@ -190,7 +194,13 @@ impl<D: Device> HeadLane<D> {
             following: self.following.clone(),
             waiting: self.waiting,
             ahead: self.ahead,
+            hidden: self.hidden,
         })
+    }
+
+    /// Bytes of the backlog.
+    pub(super) fn backlog_bytes(&self) -> usize {
+        BACKLOG * self.hidden * size_of::<f32>()
     }
 
     /// Keys and values of the head's layers.
