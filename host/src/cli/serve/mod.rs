@@ -7,6 +7,7 @@
 
 pub(super) mod admission;
 pub(super) mod drafter;
+mod head;
 mod opening;
 mod options;
 #[cfg(test)]

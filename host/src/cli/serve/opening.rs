@@ -11,6 +11,7 @@ use tensorfold_plugin_api::plugin::MemoryPlan;
 use tensorfold_plugin_api::vocabulary::{GivenFlags, kv_dtype_name};
 
 use super::admission::Admitted;
+use super::head;
 use crate::checkpoint::CheckpointSource;
 use crate::cli::{Failure, hint};
 use crate::drafter::DrafterFiles;
@@ -177,6 +178,13 @@ pub(super) fn open_engine(
         return Err(record(admitted, does_not_fit(&plan, &setup)));
     }
     setup.lanes = fits;
+    let head = match plan_head(admitted, device, &source, &plan, &setup, flags)? {
+        Some(lanes) => {
+            setup.lanes = lanes;
+            true
+        }
+        None => false,
+    };
     let name = admitted.name.clone();
     let mut client = device
         .open_engine(source, &setup, |done, total, what| {
@@ -185,6 +193,10 @@ pub(super) fn open_engine(
         })
         .map_err(|error| failure(admitted, engine_code(&error), &error))?;
     let mut drafters = Drafters::default();
+    if head {
+        let drafts = head::open(&mut client, &name);
+        drafters.mtp = Some(drafts.map_err(|error| failure(admitted, engine_code(&error), &error))?);
+    }
     if let Some(drafter) = drafter {
         let name = drafter.drafter().name.clone();
         let second = drafter.drafter().spec.refinement.is_some();
@@ -209,6 +221,46 @@ pub(super) fn open_engine(
         context,
         drafters,
     })
+}
+
+/// Requests that run at once when the model's own head drafts for them; `None` where it does not. What nobody asked for
+/// is left out with a line that says why.
+///
+/// # Errors
+/// When the head was asked for and cannot be had.
+fn plan_head(
+    admitted: &mut Admitted,
+    device: &DeviceClient,
+    source: &CheckpointSource,
+    model: &MemoryPlan,
+    setup: &EngineSetup,
+    flags: &GivenFlags,
+) -> Result<Option<u32>, Failure> {
+    let planned = match head::plan(admitted, device, source, setup, flags) {
+        Ok(None) => return Ok(None),
+        Ok(Some(planned)) => planned,
+        Err(error) if head::is_asked_for(flags) => {
+            return Err(failure(admitted, engine_code(&error), &error));
+        }
+        Err(error) => {
+            hint(&format!("the checkpoint's own head does not draft: {}", one_line(&error.message)));
+            return Ok(None);
+        }
+    };
+    let lanes = head::lanes_beside(model, &planned, setup.lanes);
+    let needed = if flags.integer("--parallel").is_some() { setup.lanes } else { 1 };
+    if lanes >= needed {
+        return Ok(Some(lanes));
+    }
+    let what = format!("there is no memory for it beside {needed} requests of {} tokens", setup.context);
+    if head::is_asked_for(flags) {
+        let finding =
+            Finding::error(Code::MemoryPlan, format!("the checkpoint's own head cannot draft: {what}"))
+                .fix("lower --parallel or --context, or serve with --mtp-drafts 0");
+        return Err(record(admitted, finding));
+    }
+    hint(&format!("the checkpoint's own head does not draft: {what}"));
+    Ok(None)
 }
 
 fn does_not_fit(plan: &MemoryPlan, setup: &EngineSetup) -> Finding {

@@ -57,8 +57,8 @@ impl HostFacts {
             backend_interfaces: vec![BACKEND_INTERFACE],
             engine_interfaces: vec![ENGINE_INTERFACE],
             host_interfaces: vec![HOST_INTERFACE],
-            // Rounds are driven without drafts and by one process so far.
-            drafters: Vec::new(),
+            // External drafters are not qualified with any plugin yet, and rounds are driven by one process.
+            drafters: vec![DrafterKind::Mtp],
             runs_ranks: false,
         }
     }
