@@ -85,6 +85,14 @@ impl Running {
     }
 }
 
+/// A snapshot of a text.
+struct Kept {
+    index: usize,
+    lane: Lane<CpuDevice>,
+    reply: Vec<u32>,
+    drafts: Vec<u32>,
+}
+
 /// What three texts get in a random schedule; the number of drafts of the head that were accepted.
 fn schedule(prompts: &[Vec<u32>], executor: &mut Cpu<'_>, plain: &mut Cpu<'_>, seed: u64) -> usize {
     let mut chance = Chance(seed);
@@ -102,7 +110,7 @@ fn schedule(prompts: &[Vec<u32>], executor: &mut Cpu<'_>, plain: &mut Cpu<'_>, s
         })
         .collect();
     let mut accepted = 0;
-    let mut kept: Option<(usize, Lane<CpuDevice>, Vec<u32>, Vec<u32>)> = None;
+    let mut kept: Option<Kept> = None;
     while running.iter().any(|one| one.reply.len() < REPLY) {
         // Some lanes of those that go on, at least one.
         let mut active: Vec<usize> =
@@ -164,15 +172,17 @@ fn schedule(prompts: &[Vec<u32>], executor: &mut Cpu<'_>, plain: &mut Cpu<'_>, s
         match (chance.below(5), &kept) {
             (0, _) => {
                 let one = &running[index];
-                let copy = executor.fork(&one.lane).unwrap();
-                let old = kept.replace((index, copy, one.reply.clone(), one.drafts.clone()));
-                old.into_iter().for_each(|(_, lane, ..)| executor.close_lane(lane));
+                let (reply, drafts) = (one.reply.clone(), one.drafts.clone());
+                let lane = executor.fork(&one.lane).unwrap();
+                let old = kept.replace(Kept { index, lane, reply, drafts });
+                old.into_iter().for_each(|old| executor.close_lane(old.lane));
             }
-            (1, Some((index, copy, reply, drafts))) if !reply.is_empty() => {
-                let one = &mut running[*index];
-                let restored = executor.fork(copy).unwrap();
+            // Only what has its whole prompt: a prompt that is on its way is not kept with it.
+            (1, Some(kept)) if !kept.reply.is_empty() => {
+                let one = &mut running[kept.index];
+                let restored = executor.fork(&kept.lane).unwrap();
                 executor.close_lane(std::mem::replace(&mut one.lane, restored));
-                (one.reply, one.drafts) = (reply.clone(), drafts.clone());
+                (one.reply, one.drafts) = (kept.reply.clone(), kept.drafts.clone());
             }
             _ => {}
         }
