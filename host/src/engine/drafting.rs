@@ -88,6 +88,10 @@ pub enum DepthRule {
     Full,
 }
 
+/// Most drafts of a checkpoint's own head where nobody says how many: heads are made for one to three, and each guess
+/// builds on the one before.
+pub(super) const MTP_DRAFTS: u32 = 3;
+
 /// How drafts are used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DraftOptions {
@@ -95,7 +99,7 @@ pub struct DraftOptions {
     pub enabled: bool,
     /// Whether what followed earlier in the context is copied.
     pub copies: bool,
-    /// Most drafts of the checkpoint's own head; 0 for none, `None` for as many as it makes.
+    /// Most drafts of the checkpoint's own head; 0 for none, `None` for the usual three.
     pub mtp_drafts: Option<u32>,
     /// A chain of that head ends before a draft less likely than this, from 0 to 1.
     pub mtp_confidence: f32,
@@ -126,7 +130,7 @@ impl DraftOptions {
         if !self.enabled {
             return Drafters::default();
         }
-        let most = self.mtp_drafts.unwrap_or(u32::MAX);
+        let most = self.mtp_drafts.unwrap_or(MTP_DRAFTS);
         Drafters { mtp: drafters.mtp.map(|drafts| drafts.min(most)).filter(|&drafts| drafts > 0), ..drafters }
     }
 }
@@ -200,6 +204,9 @@ mod tests {
         let used = |options: DraftOptions| options.used(all);
         assert_eq!(used(DraftOptions::default()), all);
         assert_eq!(used(DraftOptions { mtp_drafts: Some(2), ..DraftOptions::default() }).mtp, Some(2));
+        let deep = Drafters { mtp: Some(31), block };
+        assert_eq!(DraftOptions::default().used(deep).mtp, Some(MTP_DRAFTS));
+        assert_eq!(DraftOptions { mtp_drafts: Some(9), ..DraftOptions::default() }.used(deep).mtp, Some(9));
         let headless = used(DraftOptions { mtp_drafts: Some(0), ..DraftOptions::default() });
         assert_eq!(headless, Drafters { mtp: None, block });
         assert!(!used(DraftOptions { enabled: false, ..DraftOptions::default() }).any());
