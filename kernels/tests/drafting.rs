@@ -314,3 +314,30 @@ fn a_cancelled_round_leaves_the_head_as_it_was() {
         assert!(contents(&lane) == contents(&twin));
     });
 }
+
+#[test]
+fn rows_that_do_not_fit_the_backlog_are_skipped() {
+    let checkpoint = Checkpoint::open("goldens/tiny-qwen3_5", 1009);
+    let mut executor = with_head(&checkpoint, 1);
+    // More rows than wait for the head, of which the last one is a draft; then one by one past the ring's end.
+    for rows in [63, 64, 65, 66, 129, 200] {
+        let prompt = text(rows);
+        let mut lane = executor.open_lane().unwrap();
+        drafting(&mut executor, &mut lane, (&text(7), 0), most(0), WARM);
+        drafting(&mut executor, &mut lane, (&prompt, 1), most(0), WARM);
+        let mut fork = executor.fork(&lane).unwrap();
+        for lane in [&mut lane, &mut fork] {
+            let got = drafting(&mut executor, lane, (&[5], 0), most(3), WARM);
+            assert_eq!(got.drafts.len(), 3, "{rows} rows");
+        }
+        for token in text(70) {
+            drafting(&mut executor, &mut lane, (&[token], 0), most(0), WARM);
+        }
+        let got = drafting(&mut executor, &mut lane, (&[5], 0), most(3), WARM);
+        assert_eq!(got.drafts.len(), 3, "{rows} rows");
+        let mut alone = executor.open_lane().unwrap();
+        let same = [&text(7)[..], &prompt[..rows - 1], &[5], &text(70), &[5]].concat();
+        feed(&mut executor, &mut alone, &same, 0, WARM);
+        assert!(contents(&lane) == contents(&alone), "{rows} rows");
+    }
+}

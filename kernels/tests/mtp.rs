@@ -9,6 +9,7 @@ use tensorfold_kernels::device::{Device, DeviceResult};
 use tensorfold_kernels::executor::{
     CHAIN_DRAFTS, Lane, NextDrafts, Observer, Options, Point, Step, StepOutcome, check_head, head_plan,
 };
+use tensorfold_plugin_api::model_spec::FeedForwardSpec;
 use tensorfold_plugin_api::sampling::Sampling;
 
 const TINY: [&str; 4] =
@@ -269,14 +270,21 @@ fn without_a_head_there_are_no_drafts_and_what_is_asked_too_much_is_refused() {
     let too_many =
         Step { next_drafts: most(CHAIN_DRAFTS + 1), ..step(&mut lane, &[1], 0, 1, Sampling::GREEDY) };
     assert!(plain.round(&mut [too_many]).unwrap_err().to_string().contains("32 drafts are wanted"));
-    assert!(check_head(&checkpoint.spec, &tensors).is_ok());
+    assert!(check_head(&checkpoint.spec, &tensors, CpuDevice::LIMITS).is_ok());
     let mut headless = checkpoint.spec.clone();
     headless.mtp = None;
-    let refused = check_head(&headless, &tensors).unwrap_err().to_string();
+    let refused = check_head(&headless, &tensors, CpuDevice::LIMITS).unwrap_err().to_string();
     assert_eq!(refused, "the model has no multi-token prediction head");
+    let mut narrow = checkpoint.spec.clone();
+    narrow.mtp.as_mut().unwrap().layers[0].feed_forward = FeedForwardSpec::Dense { intermediate_size: 760 };
+    assert_eq!(
+        check_head(&narrow, &tensors, CpuDevice::LIMITS).unwrap_err().to_string(),
+        "layer 0 of the multi-token prediction head: the feed-forward size is 760; \
+         this engine computes multiples of 16"
+    );
     let mut missing = checkpoint.tensors();
     missing.remove("mtp.fc");
-    let refused = check_head(&checkpoint.spec, &missing).unwrap_err().to_string();
+    let refused = check_head(&checkpoint.spec, &missing, CpuDevice::LIMITS).unwrap_err().to_string();
     assert_eq!(refused, "tensor `mtp.fc` is missing");
     let plan = head_plan(&checkpoint.spec, Options { lanes: 1, context: 100 });
     // Two key/value heads of 64 dimensions in floats, keys and values, and 64 states of 384.

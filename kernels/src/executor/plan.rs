@@ -3,7 +3,7 @@
 //! Arithmetic on the model's facts; nothing is read, allocated or called.
 
 use tensorfold_plugin_api::model_spec::{
-    AttentionSpec, FeedForwardSpec, GatedDeltaSpec, MixerSpec, ModelSpec, RopeScaling, RopeSpec,
+    AttentionSpec, FeedForwardSpec, GatedDeltaSpec, LayerSpec, MixerSpec, ModelSpec, RopeScaling, RopeSpec,
 };
 
 use super::{HEAD_ROWS, OUTPUT_ROWS, PASS_ROWS};
@@ -43,47 +43,51 @@ pub struct Unsupported(pub String);
 /// # Errors
 /// [`Unsupported`] with the first part that cannot.
 pub fn supported(spec: &ModelSpec, limits: DeviceLimits) -> Result<(), Unsupported> {
-    let refuse = |what: String| Err(Unsupported(what));
-    let multiple = limits.width_multiple;
-    let width = |what: &str, value: u32| {
-        if value.is_multiple_of(multiple) {
-            return Ok(());
-        }
-        Err(Unsupported(format!("{what} is {value}; this engine computes multiples of {multiple}")))
-    };
-    width("the hidden size", spec.hidden_size)?;
+    width_supported("the hidden size", spec.hidden_size, limits)?;
     for (index, layer) in spec.layers.iter().enumerate() {
-        match &layer.mixer {
-            MixerSpec::Attention(attention) => {
-                width(&format!("layer {index}: the head size"), attention.head_size)?;
+        layer_supported(&format!("layer {index}"), layer, limits)?;
+    }
+    Ok(())
+}
+
+fn width_supported(what: &str, value: u32, limits: DeviceLimits) -> Result<(), Unsupported> {
+    let multiple = limits.width_multiple;
+    if value.is_multiple_of(multiple) {
+        return Ok(());
+    }
+    Err(Unsupported(format!("{what} is {value}; this engine computes multiples of {multiple}")))
+}
+
+/// Checks that a layer, which messages call `name`, can be computed.
+pub(super) fn layer_supported(
+    name: &str,
+    layer: &LayerSpec,
+    limits: DeviceLimits,
+) -> Result<(), Unsupported> {
+    let refuse = |what: String| Err(Unsupported(format!("{name}: {what}")));
+    let width = |what: &str, value: u32| width_supported(&format!("{name}: {what}"), value, limits);
+    match &layer.mixer {
+        MixerSpec::Attention(attention) => width("the head size", attention.head_size)?,
+        MixerSpec::GatedDelta(delta) => {
+            width("the value head size", delta.value_head_size)?;
+            if !limits.delta_key_sizes.contains(&delta.key_head_size) {
+                return refuse(format!(
+                    "the key head size is {}; this engine computes {:?}",
+                    delta.key_head_size, limits.delta_key_sizes
+                ));
             }
-            MixerSpec::GatedDelta(delta) => {
-                width(&format!("layer {index}: the value head size"), delta.value_head_size)?;
-                if !limits.delta_key_sizes.contains(&delta.key_head_size) {
-                    return refuse(format!(
-                        "layer {index}: the key head size is {}; this engine computes {:?}",
-                        delta.key_head_size, limits.delta_key_sizes
-                    ));
-                }
-                if delta.convolution_kernel < 2 {
-                    return refuse(format!("layer {index}: a convolution of one tap is not implemented"));
-                }
-            }
-        }
-        match &layer.feed_forward {
-            FeedForwardSpec::Dense { intermediate_size } => {
-                width(&format!("layer {index}: the feed-forward size"), *intermediate_size)?;
-            }
-            FeedForwardSpec::MixtureOfExperts { intermediate_size, shared_intermediate_size, .. } => {
-                width(&format!("layer {index}: the experts' feed-forward size"), *intermediate_size)?;
-                width(
-                    &format!("layer {index}: the shared expert's feed-forward size"),
-                    *shared_intermediate_size,
-                )?;
+            if delta.convolution_kernel < 2 {
+                return refuse("a convolution of one tap is not implemented".into());
             }
         }
     }
-    Ok(())
+    match layer.feed_forward {
+        FeedForwardSpec::Dense { intermediate_size } => width("the feed-forward size", intermediate_size),
+        FeedForwardSpec::MixtureOfExperts { intermediate_size, shared_intermediate_size, .. } => {
+            width("the experts' feed-forward size", intermediate_size)?;
+            width("the shared expert's feed-forward size", shared_intermediate_size)
+        }
+    }
 }
 
 /// Bytes that a model takes besides its weights.
@@ -247,8 +251,6 @@ pub(super) fn rotary_frequencies(rope: &RopeSpec) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
-    use tensorfold_plugin_api::model_spec::LayerSpec;
-
     use super::*;
 
     fn spec(mixer: MixerSpec, feed_forward: FeedForwardSpec) -> ModelSpec {

@@ -51,7 +51,8 @@ impl Device for CpuPluginDevice {
     }
 
     fn plan_mtp(&self, model: &Model<'_>, options: &EngineOptions<'_>) -> Result<DrafterPlan, PluginError> {
-        executor::check_head(&model.spec, &described(model)?).map_err(|error| plugin_error(&error))?;
+        executor::check_head(&model.spec, &described(model)?, CpuDevice::LIMITS)
+            .map_err(|error| plugin_error(&error))?;
         let (mapped, copied) = head_weight_bytes(model);
         let memory = head_plan(model, options);
         Ok(DrafterPlan {

@@ -7,8 +7,8 @@ use tensorfold_plugin_api::sampling::Sampling;
 use super::super::lane::Lane;
 use super::super::observe::{Observer, Point};
 use super::super::{Executor, ExecutorError, HEAD_ROWS, PASS_ROWS};
+use super::HeadLane;
 use super::follow::HeadRow;
-use super::{BACKLOG, HeadLane};
 use crate::device::{Device, DrawRequest, Product};
 
 /// One lane that wants drafts.
@@ -48,8 +48,17 @@ impl<D: Device> Executor<'_, D> {
         if self.head.is_none() {
             return Ok(());
         }
-        // Each lane has at most its backlog to catch up with.
-        for group in requests.chunks_mut(PASS_ROWS / BACKLOG) {
+        let mut rest = requests;
+        while !rest.is_empty() {
+            // As many lanes together as have their rows in one pass; a lane alone always has.
+            let mut rows = 0;
+            let count = rest.iter().take_while(|request| {
+                rows += request.lane.head.as_ref().map_or(0, |head| head.waiting);
+                rows <= PASS_ROWS
+            });
+            let count = count.count();
+            let (group, later) = rest.split_at_mut(count);
+            rest = later;
             let mut chains = Vec::with_capacity(group.len());
             for request in group {
                 let Some(head) = request.lane.head.take() else { continue };
@@ -98,24 +107,21 @@ impl<D: Device> Executor<'_, D> {
         let hidden = self.spec.hidden_size as usize;
         let mut rows = Vec::new();
         let mut members: Vec<(&mut HeadLane<D>, Range<usize>)> = Vec::new();
-        let buffer = self.head.as_mut().expect("only called while a head is open");
         for chain in chains.iter_mut().filter(|chain| chain.growing) {
-            let head = &mut chain.head;
+            let (head, next) = (&mut chain.head, chain.request.lane.position);
             if head.ahead.take().is_some() {
                 // Drafts were wanted twice after the same row.
                 head.truncate(&mut self.device, head.caches.position - 1)?;
             }
             let first = rows.len();
             let count = head.waiting;
-            self.device.copy_rows(hidden, &head.backlog, 0..count, &mut buffer.hidden, first)?;
+            self.fetch_backlog(head, next, first)?;
             for row in 0..count {
                 let token = head.following.get(row).copied().unwrap_or(chain.request.token);
-                let position = chain.request.lane.position - count + row;
+                let position = next - count + row;
                 rows.push(HeadRow { state: first + row, token, position });
             }
             // Only the last one goes on waiting, for the token that is fed.
-            let last = first + count - 1..first + count;
-            self.device.copy_rows(hidden, &buffer.hidden, last, &mut head.backlog, 0)?;
             (head.waiting, head.ahead) = (1, Some(chain.request.token));
             head.following.clear();
             chain.kept = head.caches.position + count;

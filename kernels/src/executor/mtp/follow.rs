@@ -71,9 +71,9 @@ impl<D: Device> Executor<'_, D> {
                 })
                 .collect();
             self.take_in_states(lane, &rows)?;
-            self.wait(lane, committed.states.end - 1..committed.states.end, &[])?;
+            self.wait(lane, position, committed.states.end - 1..committed.states.end, &[])?;
         } else {
-            self.wait(lane, committed.states.clone(), &committed.tokens[1..count])?;
+            self.wait(lane, position, committed.states.clone(), &committed.tokens[1..count])?;
         }
         Ok(())
     }
@@ -98,27 +98,29 @@ impl<D: Device> Executor<'_, D> {
         Ok(())
     }
 
-    /// Puts states into the backlog; the oldest make room.
+    /// Puts states into the backlog; the oldest make room. The lane's next row
+    /// has position `position`, and `following` are the tokens after all but
+    /// the last of them.
     fn wait(
         &mut self,
         lane: &mut HeadLane<D>,
+        position: usize,
         states: Range<usize>,
         following: &[u32],
     ) -> Result<(), ExecutorError> {
         let head = self.head.as_ref().expect("only called while a head is open");
         let hidden = self.spec.hidden_size as usize;
-        let surplus = (lane.waiting + states.len()).saturating_sub(BACKLOG);
-        if surplus > 0 {
-            let kept = lane.waiting.saturating_sub(surplus);
-            let mut moved = self.device.rows(kept, hidden)?;
-            let from = lane.waiting - kept..lane.waiting;
-            self.device.copy_rows(hidden, &lane.backlog, from, &mut moved, 0)?;
-            self.device.copy_rows(hidden, &moved, 0..kept, &mut lane.backlog, 0)?;
-            lane.following.drain(..lane.waiting - kept);
-            lane.waiting = kept;
+        // A round may commit more than fits.
+        let skipped = states.len().saturating_sub(BACKLOG);
+        let (states, following) = (states.start + skipped..states.end, &following[skipped..]);
+        let forgotten =
+            if skipped > 0 { lane.waiting } else { (lane.waiting + states.len()).saturating_sub(BACKLOG) };
+        lane.following.drain(..forgotten);
+        lane.waiting -= forgotten;
+        for (places, offset) in places(position - states.len(), states.len()) {
+            let from = states.start + offset..states.start + offset + places.len();
+            self.device.copy_rows(hidden, &head.states, from, &mut lane.backlog, places.start)?;
         }
-        // Rows that are not a prompt's are fewer than fit.
-        self.device.copy_rows(hidden, &head.states, states.clone(), &mut lane.backlog, lane.waiting)?;
         lane.waiting += states.len();
         lane.following.extend(following);
         Ok(())
@@ -130,9 +132,7 @@ impl<D: Device> Executor<'_, D> {
         if count == 0 {
             return Ok(());
         }
-        let hidden = self.spec.hidden_size as usize;
-        let head = self.head.as_mut().expect("only called while a head is open");
-        self.device.copy_rows(hidden, &lane.backlog, 0..count, &mut head.hidden, 0)?;
+        self.fetch_backlog(lane, position, 0)?;
         let rows: Vec<HeadRow> = (0..count)
             .map(|row| HeadRow { state: row, token: lane.following[row], position: position - count + row })
             .collect();
@@ -140,6 +140,22 @@ impl<D: Device> Executor<'_, D> {
         lane.following.clear();
         let mut lanes = [(lane, 0..count)];
         self.head_pass(&rows, &mut lanes, &mut Nobody)
+    }
+
+    /// Copies a lane's backlog to the states for a pass of the head, from row
+    /// `row` on; the lane's next row has position `position`.
+    pub(super) fn fetch_backlog(
+        &mut self,
+        lane: &HeadLane<D>,
+        position: usize,
+        row: usize,
+    ) -> Result<(), ExecutorError> {
+        let head = self.head.as_mut().expect("only called while a head is open");
+        let hidden = self.spec.hidden_size as usize;
+        for (places, offset) in places(position - lane.waiting, lane.waiting) {
+            self.device.copy_rows(hidden, &lane.backlog, places, &mut head.hidden, row + offset)?;
+        }
+        Ok(())
     }
 
     /// Takes in rows whose states are those of the target's pass.
@@ -204,4 +220,12 @@ impl<D: Device> Executor<'_, D> {
         }
         Ok(())
     }
+}
+
+/// Where the states of `count` positions from `first` on lie in a backlog,
+/// which is a ring: two ranges of places, each with the states before it.
+fn places(first: usize, count: usize) -> [(Range<usize>, usize); 2] {
+    let start = first % BACKLOG;
+    let before_end = count.min(BACKLOG - start);
+    [(start..start + before_end, 0), (0..count - before_end, before_end)]
 }

@@ -24,7 +24,7 @@ use tensorfold_plugin_api::model_spec::{MixerSpec, ModelSpec};
 use super::lane::{Lane, LaneLayer};
 use super::trunk::{Check, Layer, Load, Loader, centred, layers};
 use super::{Executor, ExecutorError, MemoryPlan, OUTPUT_ROWS, Options, PASS_ROWS, Unsupported, plan};
-use crate::device::{Device, DeviceResult};
+use crate::device::{Device, DeviceLimits, DeviceResult};
 use crate::weights::Tensors;
 pub(super) use chain::DraftRequest;
 pub(super) use follow::Committed;
@@ -66,7 +66,7 @@ pub(super) struct HeadLane<D: Device> {
     /// Keys and values of the head's layers.
     caches: Lane<D>,
     /// States of the target at positions up to the lane's last, which the head
-    /// has not taken in.
+    /// has not taken in. That of position `p` lies in row `p % BACKLOG`.
     backlog: D::Rows,
     /// The tokens that follow those states; that of the last is not known yet.
     following: Vec<u32>,
@@ -104,7 +104,14 @@ fn load<L: Loader>(spec: &ModelSpec, loader: &mut L) -> Result<LoadedWeights<L>,
 ///
 /// # Errors
 /// Whatever [`Executor::open_head`] would refuse it for.
-pub fn check_head(spec: &ModelSpec, tensors: &Tensors<'_>) -> Result<(), ExecutorError> {
+pub fn check_head(
+    spec: &ModelSpec,
+    tensors: &Tensors<'_>,
+    limits: DeviceLimits,
+) -> Result<(), ExecutorError> {
+    for (index, layer) in spec.mtp.iter().flat_map(|head| &head.layers).enumerate() {
+        plan::layer_supported(&format!("layer {index} of the multi-token prediction head"), layer, limits)?;
+    }
     load(spec, &mut Check(tensors)).map(drop)
 }
 
@@ -135,7 +142,7 @@ impl<'w, D: Device> Executor<'w, D> {
     /// [`ExecutorError::Unsupported`] and [`ExecutorError::Tensor`] before the
     /// device is used, [`ExecutorError::Device`] from the device.
     pub fn open_head(&mut self, tensors: &Tensors<'w>) -> Result<(), ExecutorError> {
-        check_head(&self.spec, tensors)?;
+        check_head(&self.spec, tensors, self.device.limits())?;
         let hidden = self.spec.hidden_size as usize;
         let weights = load(&self.spec, &mut Load { tensors, device: &mut self.device })?;
         let mut rows = |width: usize| self.device.rows(PASS_ROWS, width);
@@ -187,7 +194,7 @@ impl<D: Device> HeadLane<D> {
             }
         }
         let mut backlog = device.rows(BACKLOG, hidden)?;
-        device.copy_rows(hidden, &self.backlog, 0..self.waiting, &mut backlog, 0)?;
+        device.copy_rows(hidden, &self.backlog, 0..BACKLOG, &mut backlog, 0)?;
         Ok(HeadLane {
             caches: Lane { layers: caches, position: self.caches.position, head: None },
             backlog,
