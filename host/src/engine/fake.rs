@@ -12,7 +12,9 @@ use tensorfold_plugin_api::sampling::Sampling;
 
 use super::drafting::Drafters;
 use super::request::{GenerationRequest, Priority};
-use super::round::{Draft, EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine, RoundTimes};
+use super::round::{
+    Draft, EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine, RoundTimes, Snapshot, SnapshotId,
+};
 
 /// A request for `max_tokens` tokens after `prompt`, with nothing special.
 pub(crate) fn request(prompt: &[u32], max_tokens: u32) -> GenerationRequest {
@@ -58,10 +60,11 @@ pub(crate) struct FakeEngine {
     facts: EngineFacts,
     lanes: BTreeMap<u64, FakeLane>,
     next_lane: u64,
+    snapshots: BTreeMap<u64, FakeLane>,
     control: FakeControl,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct FakeLane {
     held: Vec<u32>,
     drawn: usize,
@@ -85,7 +88,16 @@ impl FakeEngine {
 
     pub(crate) fn with_facts(facts: EngineFacts) -> (FakeEngine, FakeControl) {
         let control = FakeControl::default();
-        (FakeEngine { facts, lanes: BTreeMap::new(), next_lane: 1, control: control.clone() }, control)
+        (
+            FakeEngine {
+                facts,
+                lanes: BTreeMap::new(),
+                next_lane: 1,
+                snapshots: BTreeMap::new(),
+                control: control.clone(),
+            },
+            control,
+        )
     }
 }
 
@@ -111,6 +123,38 @@ impl RoundEngine for FakeEngine {
         self.control.lock().calls.push(Call::Close);
         self.control.changed();
         assert!(self.lanes.remove(&lane.0).is_some(), "a lane is closed once");
+        Ok(())
+    }
+
+    fn snapshot(&mut self, lane: LaneId) -> Result<Snapshot, PluginError> {
+        let mut state = self.control.lock();
+        if let Some(error) = state.snapshot_errors.pop() {
+            return Err(error);
+        }
+        let kept = self.lanes[&lane.0].clone();
+        state.snapshots_made += 1;
+        let id = state.snapshots_made;
+        let position = kept.held.len() as u32;
+        self.snapshots.insert(id, kept);
+        state.snapshots = self.snapshots.len();
+        let tokens = self.snapshots.values().map(|kept| kept.held.len()).sum();
+        state.most_snapshot_tokens = state.most_snapshot_tokens.max(tokens);
+        // Ten bytes a token.
+        Ok(Snapshot { id: SnapshotId(id), position, bytes: u64::from(position) * 10 })
+    }
+
+    fn restore(&mut self, lane: LaneId, snapshot: SnapshotId) -> Result<(), PluginError> {
+        if let Some(error) = self.control.lock().restore_error.take() {
+            return Err(error);
+        }
+        let kept = self.snapshots.get(&snapshot.0).expect("a state that is kept").clone();
+        *self.lanes.get_mut(&lane.0).expect("an open lane") = kept;
+        Ok(())
+    }
+
+    fn drop_snapshot(&mut self, snapshot: SnapshotId) -> Result<(), PluginError> {
+        assert!(self.snapshots.remove(&snapshot.0).is_some(), "a state is freed once");
+        self.control.lock().snapshots = self.snapshots.len();
         Ok(())
     }
 
@@ -210,12 +254,43 @@ struct ControlState {
     script: Option<Arc<Vec<u32>>>,
     /// How many of 100 drafts are right.
     accuracy: u32,
+    /// Kept now, and ever.
+    snapshots: usize,
+    snapshots_made: u64,
+    most_snapshot_tokens: usize,
+    snapshot_errors: Vec<PluginError>,
+    restore_error: Option<PluginError>,
 }
 
 impl FakeControl {
     /// Every reply consists of these tokens; the last one repeats.
     pub(crate) fn reply_with(&self, tokens: &[u32]) {
         self.lock().script = Some(Arc::new(tokens.to_vec()));
+    }
+
+    /// Makes the next snapshots fail, the last error first.
+    pub(crate) fn fail_snapshots(&self, errors: Vec<PluginError>) {
+        self.lock().snapshot_errors = errors;
+    }
+
+    /// Makes the next `restore` fail.
+    pub(crate) fn fail_restore(&self, error: PluginError) {
+        self.lock().restore_error = Some(error);
+    }
+
+    /// States kept now.
+    pub(crate) fn snapshots(&self) -> usize {
+        self.lock().snapshots
+    }
+
+    /// States kept so far.
+    pub(crate) fn snapshots_made(&self) -> u64 {
+        self.lock().snapshots_made
+    }
+
+    /// The most tokens that kept states ever held together.
+    pub(crate) fn most_snapshot_tokens(&self) -> usize {
+        self.lock().most_snapshot_tokens
     }
 
     /// So many of 100 drafts are right.

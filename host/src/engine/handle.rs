@@ -10,6 +10,7 @@ use super::counters::{Counters, EngineState, Rates};
 use super::drafting::{DraftCounts, DraftOptions};
 use super::lane::CHUNK_BORDER;
 use super::mailbox::{EventReceiver, mailbox};
+use super::prefixes::PrefixOptions;
 use super::queue::{Queue, Waiting};
 use super::request::{FailureKind, GenerationRequest};
 use super::round::{EngineFacts, RoundEngine};
@@ -32,6 +33,8 @@ pub struct EngineOptions {
     pub context: u32,
     /// How drafts are used.
     pub drafting: DraftOptions,
+    /// How much of computed prompts is kept for prompts that begin alike.
+    pub prefixes: PrefixOptions,
 }
 
 impl Default for EngineOptions {
@@ -42,6 +45,7 @@ impl Default for EngineOptions {
             prefill_chunk: 512,
             context: u32::MAX,
             drafting: DraftOptions::default(),
+            prefixes: PrefixOptions::default(),
         }
     }
 }
@@ -127,7 +131,7 @@ impl EngineHandle {
             work: Condvar::new(),
             ended: Condvar::new(),
         });
-        let scheduler = Scheduler::new(engine, shared.lanes, chunk, &options.drafting);
+        let scheduler = Scheduler::new(engine, shared.lanes, chunk, &options.drafting, options.prefixes);
         let thread = std::thread::Builder::new().name("tensorfold-engine".to_owned()).spawn({
             let shared = shared.clone();
             move || run(&shared, scheduler)
@@ -294,6 +298,7 @@ impl State {
     fn note(&mut self, report: &StepReport, now: Instant) {
         let counters = &mut self.counters;
         counters.prompt_tokens_total += report.prompt_tokens;
+        counters.cached_tokens_total += report.cached_tokens;
         counters.completion_tokens_total += u64::from(report.reply_tokens);
         counters.requests_cancelled_total += report.cancelled;
         counters.rounds_total += report.rounds;

@@ -33,6 +33,10 @@ pub(super) struct Lane {
     max_tokens: u32,
     /// Tokens the engine holds for this lane.
     position: u32,
+    /// Prompt tokens that came from a kept state.
+    cached: u32,
+    /// Where the prompt's state is to be kept, the next one last.
+    borders: Vec<u32>,
     /// Whether drafts may be used.
     drafting: bool,
     copies: Option<Copies>,
@@ -114,6 +118,8 @@ impl Lane {
             watch: request.watch,
             max_tokens: request.max_tokens,
             position: 0,
+            cached: 0,
+            borders: Vec::new(),
             drafting: request.drafts,
             copies: (copies && request.drafts).then(|| Copies::new(MATCH, WINDOW)),
             pace: LanePace::new(),
@@ -130,6 +136,25 @@ impl Lane {
         }
     }
 
+    /// Goes on from a kept state of so many tokens, 0 for none, and stops at
+    /// `borders`, ascending, for states to be kept.
+    pub(super) fn begin(&mut self, cached: u32, borders: Vec<u32>) {
+        (self.position, self.cached) = (cached, cached);
+        self.borders = borders;
+        self.borders.reverse();
+    }
+
+    /// Prompt tokens that came from a kept state.
+    pub(super) fn cached(&self) -> u32 {
+        self.cached
+    }
+
+    /// What the engine holds of the prompt, when its state is to be kept now.
+    pub(super) fn take_border(&mut self) -> Option<&[u32]> {
+        self.borders.pop_if(|border| *border == self.position)?;
+        Some(&self.context[..self.position as usize])
+    }
+
     /// Whether prompt tokens are left to feed.
     pub(super) fn in_prompt(&self) -> bool {
         self.position < self.prompt
@@ -143,7 +168,8 @@ impl Lane {
     /// Makes the next chunk of the prompt ready, at most `chunk` rows. False
     /// when that does not reach the next border.
     pub(super) fn prepare_prompt(&mut self, chunk: u32, guide: &Guide<'_>) -> bool {
-        let Some(end) = chunk_end(self.position, self.prompt, chunk) else { return false };
+        let until = self.borders.last().copied().unwrap_or(self.prompt);
+        let Some(end) = chunk_end(self.position, until, chunk) else { return false };
         let draws = u32::from(end == self.prompt);
         self.feed.rows = end - self.position;
         (self.feed.drafts, self.feed.by, self.feed.draws) = (0, None, draws);
@@ -377,7 +403,7 @@ impl Lane {
 }
 
 /// Where a prompt chunk that starts at `position` ends: at the end of the
-/// prompt, or at the last border that `chunk` rows reach. A chunk shorter than
+/// prompt or where its state is to be kept, or at the last border that `chunk` rows reach. A chunk shorter than
 /// the way to the next border is `None`.
 pub(super) fn chunk_end(position: u32, prompt: u32, chunk: u32) -> Option<u32> {
     let reach = position.saturating_add(chunk);

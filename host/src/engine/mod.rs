@@ -7,6 +7,8 @@
 //! What this module guarantees:
 //!
 //! - Plugin calls happen on one dedicated thread, never on a `tokio` worker.
+//! - A prompt that begins like an earlier one may go on from a kept state; its
+//!   reply is the same.
 //! - A request's tokens depend on the request alone, not on what else runs.
 //! - Nobody who reads slowly slows the thread down, and no token is lost: a
 //!   mailbox holds at most the tokens of one reply.
@@ -29,6 +31,7 @@ mod lane;
 mod mailbox;
 mod plugin_engine;
 mod policy;
+mod prefixes;
 mod queue;
 mod request;
 mod round;
@@ -41,8 +44,11 @@ pub(crate) use handle::SHUTTING_DOWN;
 pub use handle::{EngineHandle, EngineOptions, StopOutcome, SubmitError};
 pub use mailbox::EventReceiver;
 pub use plugin_engine::PluginEngine;
+pub use prefixes::PrefixOptions;
 pub use request::{
     Event, FailureKind, FinishReason, GenerationRequest, Priority, ReplyStatistics, TokenWatch, Watch,
 };
-pub use round::{Draft, EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine, RoundTimes, is_fatal};
+pub use round::{
+    Draft, EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine, RoundTimes, Snapshot, SnapshotId, is_fatal,
+};
 pub use seed::{prompt_seed, token_digest};

@@ -6,7 +6,9 @@ use tensorfold_plugin_api::PluginError;
 use tensorfold_plugin_api::host::{EngineClient, LaneRequest};
 
 use super::drafting::Drafters;
-use super::round::{Draft, EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine, RoundTimes};
+use super::round::{
+    Draft, EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine, RoundTimes, Snapshot, SnapshotId,
+};
 
 /// An open engine of a plugin.
 pub struct PluginEngine {
@@ -56,6 +58,20 @@ impl RoundEngine for PluginEngine {
 
     fn lane_close(&mut self, lane: LaneId) -> Result<(), PluginError> {
         self.client.lane_close(lane.0)
+    }
+
+    fn snapshot(&mut self, lane: LaneId) -> Result<Snapshot, PluginError> {
+        let kept = self.client.snapshot(lane.0)?;
+        let position = u32::try_from(kept.position).unwrap_or(u32::MAX);
+        Ok(Snapshot { id: SnapshotId(kept.snapshot), position, bytes: kept.bytes })
+    }
+
+    fn restore(&mut self, lane: LaneId, snapshot: SnapshotId) -> Result<(), PluginError> {
+        self.client.restore(lane.0, snapshot.0)
+    }
+
+    fn drop_snapshot(&mut self, snapshot: SnapshotId) -> Result<(), PluginError> {
+        self.client.drop_snapshot(snapshot.0)
     }
 
     fn round(

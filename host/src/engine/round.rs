@@ -28,11 +28,41 @@ pub trait RoundEngine: Send {
     /// in the same order; `drawn` is empty on entry.
     fn round(&mut self, rows: &[LaneRows<'_>], drawn: &mut Vec<LaneDrawn>)
     -> Result<RoundTimes, PluginError>;
+
+    /// Keeps the state of a lane, which stays as it is.
+    fn snapshot(&mut self, _lane: LaneId) -> Result<Snapshot, PluginError> {
+        Err(PluginError::unsupported("this engine keeps no prompt states"))
+    }
+
+    /// Makes a lane hold a kept state.
+    fn restore(&mut self, _lane: LaneId, _snapshot: SnapshotId) -> Result<(), PluginError> {
+        Err(PluginError::unsupported("this engine keeps no prompt states"))
+    }
+
+    /// Frees a kept state.
+    fn drop_snapshot(&mut self, _snapshot: SnapshotId) -> Result<(), PluginError> {
+        Err(PluginError::unsupported("this engine keeps no prompt states"))
+    }
 }
 
 /// A lane as its engine names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LaneId(pub u64);
+
+/// A kept state as its engine names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SnapshotId(pub u64);
+
+/// A kept state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its name.
+    pub id: SnapshotId,
+    /// Tokens that it holds.
+    pub position: u32,
+    /// Bytes that the engine holds for it.
+    pub bytes: u64,
+}
 
 /// What one lane feeds in a round.
 #[derive(Clone, Copy, Debug)]

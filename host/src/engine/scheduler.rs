@@ -11,9 +11,10 @@ use super::drafting::{DepthRule, DraftCounts, DraftOptions, Drafters};
 use super::lane::{Guide, Lane, RowLimits, Settled};
 use super::mailbox::EventSender;
 use super::policy::{Load, Measured, Pace};
+use super::prefixes::{PrefixOptions, Prefixes};
 use super::queue::Waiting;
-use super::request::{FailureKind, FinishReason, ReplyStatistics};
-use super::round::{EngineFacts, LaneDrawn, LaneRows, RoundEngine, RoundTimes, is_fatal};
+use super::request::{FailureKind, FinishReason, GenerationRequest, ReplyStatistics};
+use super::round::{EngineFacts, LaneDrawn, LaneId, LaneRows, RoundEngine, RoundTimes, is_fatal};
 
 /// The lanes of one engine.
 pub(super) struct Scheduler {
@@ -27,6 +28,7 @@ pub(super) struct Scheduler {
     drafters: Drafters,
     mtp_confidence: f32,
     copies: bool,
+    prefixes: Prefixes,
     /// `None`: drafts go as far as possible.
     pace: Option<Pace>,
     drawn: Vec<LaneDrawn>,
@@ -37,6 +39,7 @@ pub(super) struct Scheduler {
 pub(super) struct StepReport {
     pub(super) prompt_rows: u32,
     pub(super) prompt_tokens: u64,
+    pub(super) cached_tokens: u64,
     pub(super) reply_tokens: u32,
     pub(super) rounds: u64,
     pub(super) drafts: DraftCounts,
@@ -61,6 +64,7 @@ impl Scheduler {
         lanes: u32,
         prefill_chunk: u32,
         drafting: &DraftOptions,
+        prefixes: PrefixOptions,
     ) -> Self {
         let facts = engine.facts();
         Scheduler {
@@ -68,6 +72,7 @@ impl Scheduler {
             drafters: drafting.used(facts.drafters),
             mtp_confidence: drafting.mtp_confidence,
             copies: drafting.copies(facts.outputs),
+            prefixes: Prefixes::new(prefixes),
             pace: (drafting.depth == DepthRule::Measured).then(Pace::new),
             facts,
             lanes: Vec::new(),
@@ -88,9 +93,15 @@ impl Scheduler {
 
     /// Opens a lane for a request. An error means that the engine broke.
     pub(super) fn admit(&mut self, waiting: Waiting) -> Result<Admission, PluginError> {
-        match self.engine.lane_open() {
-            Ok(id) => {
-                let lane = Lane::new(id, waiting, Instant::now(), self.facts.counts_drafts, self.copies);
+        match self.open_lane(&waiting.request) {
+            Ok((id, cached)) => {
+                // A serial request is held against others: it computes all of its prompt.
+                let keeps = waiting.request.drafts;
+                let borders =
+                    if keeps { self.prefixes.borders(&waiting.request.prompt, cached) } else { Vec::new() };
+                let now = Instant::now();
+                let mut lane = Lane::new(id, waiting, now, self.facts.counts_drafts, self.copies);
+                lane.begin(cached, borders);
                 self.lanes.push(lane);
                 Ok(Admission::Running)
             }
@@ -105,6 +116,36 @@ impl Scheduler {
                 tracing::warn!(id = waiting.request.id, %error, "the engine opened no lane");
                 waiting.events.fail(FailureKind::Engine, failure_line(&error));
                 Ok(Admission::Refused)
+            }
+        }
+    }
+
+    /// Opens a lane that holds as much of the prompt as was kept, and says how much that is.
+    fn open_lane(&mut self, request: &GenerationRequest) -> Result<(LaneId, u32), PluginError> {
+        let engine = &mut *self.engine;
+        loop {
+            let lane = match engine.lane_open() {
+                // A request that can run is worth more than a state that may be of use.
+                Err(error) if error.status == Status::OutOfMemory && self.prefixes.drop_oldest(engine)? => {
+                    continue;
+                }
+                opened => opened?,
+            };
+            if !request.drafts {
+                return Ok((lane, 0));
+            }
+            let Some((snapshot, tokens)) = self.prefixes.find(&request.prompt) else {
+                return Ok((lane, 0));
+            };
+            match engine.restore(lane, snapshot) {
+                Ok(()) => return Ok((lane, tokens)),
+                Err(error) if is_fatal(&error) => return Err(error),
+                Err(error) => {
+                    // What the lane holds now is not certain: a new one, without that state.
+                    tracing::warn!(%error, "the engine did not restore a prompt state");
+                    self.prefixes.forget(engine, snapshot)?;
+                    engine.lane_close(lane)?;
+                }
             }
         }
     }
@@ -145,10 +186,15 @@ impl Scheduler {
             let settled = lane.settle(drawn, now);
             if was_prompt {
                 report.prompt_rows += rows;
+                let id = lane.id;
+                if let Some(tokens) = lane.take_border() {
+                    self.prefixes.keep(&mut *self.engine, id, tokens)?;
+                }
                 if !lane.in_prompt() {
                     report.prompt_tokens += u64::from(lane.prompt_tokens());
                     report.prefill_seconds += lane.statistics(now).prefill.as_secs_f64();
-                    lane.events.prefilled(0);
+                    report.cached_tokens += u64::from(lane.cached());
+                    lane.events.prefilled(lane.cached());
                 }
             } else {
                 report.rounds += 1;
@@ -191,14 +237,14 @@ impl Scheduler {
         }
     }
 
-    /// Ends every lane with a failure and gives the lanes back.
+    /// Ends every lane with a failure and gives the lanes and all kept states back.
     pub(super) fn stop(&mut self, kind: FailureKind, message: &str) -> Result<(), PluginError> {
         while let Some(lane) = self.lanes.pop() {
             lane.events.fail(kind, message);
             let closed = self.engine.lane_close(lane.id);
             self.note_close(closed)?;
         }
-        Ok(())
+        self.prefixes.clear(&mut *self.engine)
     }
 
     /// The engine, for its owner to close.
@@ -349,7 +395,7 @@ mod tests {
     use tensorfold_plugin_api::plugin::{DraftKind, NextDrafts};
     use tensorfold_plugin_api::sampling::Sampling;
 
-    use super::super::round::{Draft, LaneId};
+    use super::super::round::Draft;
     use super::*;
 
     #[test]

@@ -299,16 +299,15 @@ pub const FLAGS: &[FlagSpec] = &[
         .neutral(&["auto", "1"])
         .by(Capability::Lanes),
     takes("--prompt-cache-gib", "GIB", ValueKind::Gibibytes, Memory, "kept prompt states; 0 is off")
+        .default("half of what is left, at most 4")
         .neutral(ZERO)
-        .by(Capability::Feature("prompt-cache"))
-        .not_yet(),
+        .by(Capability::Feature("prompt-cache")),
     switch("--prompt-cache-over-cap", Memory, "accept a larger cache than fits the plan")
-        .by(Capability::Feature("prompt-cache"))
-        .not_yet(),
+        .by(Capability::Feature("prompt-cache")),
     takes("--checkpoint-slots", "N", ANY_COUNT, Memory, "kept prompt entries")
+        .default("32")
         .neutral(ZERO)
-        .by(Capability::Feature("prompt-cache"))
-        .not_yet(),
+        .by(Capability::Feature("prompt-cache")),
     takes("--tail-checkpoint-tokens", "N", ANY_COUNT, Memory, "an extra prompt state so far before the end")
         .neutral(ZERO)
         .by_serve_flags()

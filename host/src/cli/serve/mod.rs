@@ -8,6 +8,7 @@
 pub(super) mod admission;
 pub(super) mod drafter;
 mod head;
+mod keeping;
 mod opening;
 mod options;
 #[cfg(test)]
@@ -111,6 +112,7 @@ pub(in crate::cli) fn run(
         context: engine.context,
         lanes: engine.lanes,
         drafting: options::drafting(flags),
+        prefixes: engine.prefixes,
         ..EngineOptions::default()
     };
     let rows = PluginEngine::new(

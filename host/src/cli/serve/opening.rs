@@ -12,10 +12,11 @@ use tensorfold_plugin_api::vocabulary::{GivenFlags, kv_dtype_name};
 
 use super::admission::Admitted;
 use super::head;
+use super::keeping;
 use crate::checkpoint::CheckpointSource;
 use crate::cli::{Failure, hint};
 use crate::drafter::DrafterFiles;
-use crate::engine::{BlockDrafter, Drafters};
+use crate::engine::{BlockDrafter, Drafters, PrefixOptions};
 use crate::plugins::environment::Environment;
 use crate::plugins::lifecycle::{Code, Finding, State, one_line};
 use crate::plugins::load;
@@ -44,6 +45,8 @@ pub(super) struct OpenEngine {
     pub lanes: u32,
     /// The drafters that are open.
     pub drafters: Drafters,
+    /// How much of computed prompts is kept.
+    pub prefixes: PrefixOptions,
 }
 
 /// Notes a state that was reached.
@@ -185,6 +188,12 @@ pub(super) fn open_engine(
         }
         None => false,
     };
+    let offered = admitted
+        .manifest
+        .features_for(&source.checkpoint().spec.family)
+        .is_some_and(|features| features.contains("prompt-cache"));
+    let prefixes = keeping::prefixes(flags, &plan, setup.lanes, offered)
+        .map_err(|finding| record(admitted, *finding))?;
     let name = admitted.name.clone();
     let mut client = device
         .open_engine(source, &setup, |done, total, what| {
@@ -220,6 +229,7 @@ pub(super) fn open_engine(
         rows: PREFILL_ROWS.min(info.prefill_rows.max(64)),
         context,
         drafters,
+        prefixes,
     })
 }
 

@@ -166,7 +166,7 @@ fn a_flag_that_nobody_serves_is_a_usage_error_and_never_ignored() {
         ("--slide", "--slide is not served by the HIP engine yet; serve without it"),
         ("--decode-share=0.25", "--decode-share is not served by the HIP engine yet; serve without it"),
         ("--speed-up=f", "--speed-up is not served by the HIP engine yet; ranks come from --tp"),
-        ("--prompt-cache-gib=1", "--prompt-cache-gib is not served by the HIP engine yet; serve without it"),
+        ("--spill-gib=1", "--spill-gib is not served by the HIP engine yet; serve without it"),
         // What the plugin declares, or what is the host's own.
         ("--policy=a=1", "--policy is not served by tensorfold yet; serve without it"),
         ("--vision", "--vision is not served by tensorfold yet; serve without it"),
