@@ -1,10 +1,11 @@
 //! Block drafters against the authors' own package and a float64 reference.
 
+#[path = "support/drafter.rs"]
+mod drafter_files;
 mod support;
 
 use std::collections::HashMap;
 
-use serde_json::Value;
 use support::*;
 use tensorfold_kernels::cpu::{CpuDevice, InstructionSet};
 use tensorfold_kernels::device::{BlockDevice, Device, SelectLane, Selector};
@@ -12,10 +13,7 @@ use tensorfold_kernels::executor::{
     AbsorbLane, BlockContext, BlockDrafter, BlockPoint, DraftLane, TargetEnds,
 };
 use tensorfold_kernels::weights::{MatrixView, Tensors};
-use tensorfold_plugin_api::drafter_spec::{
-    DRAFTER_SPEC_VERSION, DrafterLayerSpec, DrafterSpec, RefinementSpec,
-};
-use tensorfold_plugin_api::model_spec::{RopeScaling, RopeSpec};
+use tensorfold_plugin_api::drafter_spec::DrafterSpec;
 use tensorfold_plugin_api::sampling::Sampling;
 
 const CASES: [&str; 4] = ["v1-full", "v1-swa", "v2-qwen", "v2-scaled"];
@@ -35,7 +33,7 @@ impl Case {
     fn open(name: &str) -> Case {
         let folder = format!("goldens/dflash/{name}");
         Case {
-            spec: spec(&json(&format!("{folder}/drafter/config.json"))),
+            spec: drafter_files::spec(&json(&format!("{folder}/drafter/config.json"))),
             drafter: File::open(&format!("{folder}/drafter/model.safetensors")),
             target: File::open(&format!("{folder}/target_io.safetensors")),
             golden: Vectors::open(&format!("{folder}/golden.safetensors")),
@@ -43,77 +41,13 @@ impl Case {
     }
 
     fn tensors(&self) -> Tensors<'_> {
-        self.drafter.tensors(canonical)
+        self.drafter.tensors(drafter_files::canonical)
     }
 
     fn close(&self, name: &str, got: &[f32], tolerance: f32) {
         let worst = difference(got, &self.golden.f32(name));
         assert!(worst <= tolerance, "{name}: {worst:e}");
     }
-}
-
-fn canonical(name: &str) -> Option<String> {
-    let mut out = name.strip_suffix(".weight").unwrap_or(name).to_owned();
-    for (from, to) in [
-        ("candidate_selector.", "selector."),
-        ("hidden_projection", "hidden"),
-        ("_codebook", ""),
-        ("mlp_conv.", "ffn_conv."),
-        ("base_kernel", "base"),
-        ("kernel_projection", "projection"),
-        ("input_layernorm", "input_norm"),
-        ("post_attention_layernorm", "post_norm"),
-        ("self_attn.", "attention."),
-        ("mlp.", "ffn."),
-        ("_proj", ""),
-    ] {
-        if !(from == "_proj" && out.ends_with("projection")) {
-            out = out.replace(from, to);
-        }
-    }
-    Some(out)
-}
-
-fn spec(config: &Value) -> DrafterSpec {
-    let own = &config["dflash_config"];
-    let pick = |key: &str| if own[key].is_null() { &config[key] } else { &own[key] };
-    let number = |key: &str| pick(key).as_u64().unwrap_or_else(|| panic!("config has no {key}")) as u32;
-    let theta = config["rope_theta"].as_f64().or(config["rope_parameters"]["rope_theta"].as_f64()).unwrap();
-    let layers = config["layer_types"].as_array().unwrap().iter().map(|kind| {
-        let slides = kind == "sliding_attention";
-        DrafterLayerSpec {
-            window: slides.then(|| number("sliding_window")),
-            causal: config["is_causal"].as_bool().unwrap_or(slides),
-        }
-    });
-    let refinement = pick("selector_rank").is_u64().then(|| RefinementSpec {
-        convolution_kernel: number("conv_kernel_size"),
-        convolution_group: number("conv_group_size"),
-        selector_rank: number("selector_rank"),
-        selector_candidates: number("selector_top_k"),
-    });
-    let spec = DrafterSpec {
-        version: DRAFTER_SPEC_VERSION,
-        hidden_size: number("hidden_size"),
-        vocabulary_rows: number("vocab_size"),
-        block_size: number("block_size"),
-        mask_token: number("mask_token_id"),
-        taps: ids(&own["target_layer_ids"]),
-        norm_epsilon: config["rms_norm_eps"].as_f64().unwrap(),
-        rope: RopeSpec { theta, rotary_dimensions: number("head_dim"), scaling: RopeScaling::None },
-        embedding_scale: pick("input_embedding_scale").as_f64().unwrap_or(1.0),
-        output_multiplier: pick("output_multiplier").as_f64().unwrap_or(1.0),
-        logit_softcap: pick("final_logit_softcapping").as_f64(),
-        heads: number("num_attention_heads"),
-        key_value_heads: number("num_key_value_heads"),
-        head_size: number("head_dim"),
-        intermediate_size: number("intermediate_size"),
-        layers: layers.collect(),
-        refinement,
-        formats: vec!["bf16".into()],
-    };
-    spec.validate().unwrap();
-    spec
 }
 
 /// What a drafter borrows from the target of a case.

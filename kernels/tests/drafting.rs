@@ -11,7 +11,7 @@ use tensorfold_plugin_api::sampling::Sampling;
 const REPLY: usize = 40;
 
 fn most(count: usize) -> NextDrafts {
-    NextDrafts { count, confidence: 0.0 }
+    NextDrafts { count, ..NextDrafts::default() }
 }
 
 /// A sequence of numbers that looks like nothing, the same for the same seed.
@@ -124,6 +124,7 @@ fn schedule(prompts: &[Vec<u32>], executor: &mut Cpu<'_>, plain: &mut Cpu<'_>, s
             .map(|_| NextDrafts {
                 count: [0, 1, 3, 7][chance.below(4)],
                 confidence: [0.0, 0.2][chance.below(2)],
+                ..NextDrafts::default()
             })
             .collect();
         // One of them may be cancelled before some layer, or never.

@@ -37,7 +37,7 @@ fn round(
 }
 
 fn most(count: usize) -> NextDrafts {
-    NextDrafts { count, confidence: 0.0 }
+    NextDrafts { count, ..NextDrafts::default() }
 }
 
 fn open<'w>(checkpoint: &'w Checkpoint) -> Cpu<'w> {
@@ -194,7 +194,7 @@ fn drafts_change_no_token_of_a_trained_model_and_many_are_accepted() {
             let plan = |round: usize| match round % 90 {
                 0..8 => most(round % 4),
                 8..80 => most(0),
-                _ => NextDrafts { count: 5, confidence: 0.5 },
+                _ => NextDrafts { confidence: 0.5, ..most(5) },
             };
             let (mixed, _) = reply(&mut executor, &prompt, 110, sampling, &plan);
             let (plain, _) = reply(&mut executor, &prompt, 110, sampling, &|_| most(0));
@@ -210,7 +210,7 @@ fn a_chain_ends_before_what_is_unlikely() {
     let prompt = ids(&goldens["prompts"][0]["prompt_ids"]);
     let mut with = |confidence: f32| {
         let mut lane = executor.open_lane().unwrap();
-        let wanted = NextDrafts { count: 7, confidence };
+        let wanted = NextDrafts { confidence, ..most(7) };
         let got = round(&mut executor, &mut lane, (&prompt, 0), wanted, Sampling::GREEDY, None);
         executor.close_lane(lane);
         got.drafts

@@ -109,7 +109,7 @@ impl<D: Device> Executor<'_, D> {
         lanes: &mut [PassLane<'_, D>],
         observer: &mut dyn Observer<D>,
     ) -> Result<(), ExecutorError> {
-        let Executor { device, spec, trunk, frequencies, workspace: w, .. } = self;
+        let Executor { device, spec, trunk, frequencies, workspace: w, block, .. } = self;
         let (rows, hidden) = (tokens.len(), spec.hidden_size as usize);
         let epsilon = spec.norm_epsilon as f32;
         device.embed(&trunk.embed, tokens, &mut w.x)?;
@@ -126,6 +126,7 @@ impl<D: Device> Executor<'_, D> {
                 return Ok(());
             }
             pass.layer(index, layer, lanes)?;
+            Self::tap(pass.device, block, index, rows, hidden, &pass.w.x)?;
         }
         Ok(())
     }

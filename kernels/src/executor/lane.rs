@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::block::BlockLane;
 use super::mtp::HeadLane;
 use crate::device::Device;
 
@@ -14,6 +15,8 @@ pub struct Lane<D: Device> {
     pub(super) position: usize,
     /// What the multi-token prediction head knows, where one was open.
     pub(super) head: Option<Box<HeadLane<D>>>,
+    /// What the block drafter knows, where one was open.
+    pub(super) block: Option<Box<BlockLane<D>>>,
 }
 
 /// A lane's part in one layer.
@@ -35,9 +38,15 @@ impl<D: Device> Lane<D> {
         self.head.as_ref().map_or(&[], |head| head.layers())
     }
 
-    /// Bytes of the states that wait for the multi-token prediction head.
+    /// Keys and values of the block drafter's layers; empty without one.
+    pub fn block_layers(&self) -> &[D::KeyValues] {
+        self.block.as_ref().map_or(&[], |block| block.layers())
+    }
+
+    /// Bytes of the states that wait for drafters.
     pub fn waiting_bytes(&self) -> usize {
         self.head.as_ref().map_or(0, |head| head.backlog_bytes())
+            + self.block.as_ref().map_or(0, |block| block.backlog_bytes())
     }
 
     /// The lane's parts, layer by layer.

@@ -28,15 +28,15 @@ use tensorfold_plugin_api::model_spec::{MixerSpec, ModelSpec};
 
 pub use block::{
     AbsorbLane, BlockContext, BlockDrafter, BlockObserver, BlockPoint, DraftLane, Drafts, TargetEnds,
-    check_block,
+    block_plan, check_block, check_drafter,
 };
 pub use lane::{Lane, LaneLayer};
 pub use mtp::{CHAIN_DRAFTS, check_head, head_plan};
 pub use observe::{Observer, Point};
 pub use plan::{MemoryPlan, Options, Unsupported, memory_plan, supported};
-pub use round::{NextDrafts, RoundOutcome, Step, StepOutcome};
+pub use round::{DraftSource, NextDrafts, RoundOutcome, Step, StepOutcome};
 
-use crate::device::{Device, DeviceError, DeviceLimits};
+use crate::device::{BlockDevice, Device, DeviceError, DeviceLimits};
 use crate::weights::{TensorError, Tensors};
 use forward::{Trace, Workspace};
 use trunk::{Check, Load, Trunk};
@@ -89,6 +89,7 @@ pub struct Executor<'w, D: Device> {
     workspace: Workspace<D>,
     spare: Spare<D>,
     head: Option<mtp::Head<'w, D>>,
+    block: Option<block::OpenBlock<'w, D>>,
 }
 
 /// States and traces that are in no lane, by layer.
@@ -109,7 +110,7 @@ pub fn check(spec: &ModelSpec, tensors: &Tensors<'_>, limits: DeviceLimits) -> R
     Ok(())
 }
 
-impl<'w, D: Device> Executor<'w, D> {
+impl<'w, D: BlockDevice> Executor<'w, D> {
     /// Loads a model.
     ///
     /// # Errors
@@ -129,7 +130,7 @@ impl<'w, D: Device> Executor<'w, D> {
             states: spec.layers.iter().map(|_| Vec::new()).collect(),
             traces: spec.layers.iter().map(|_| Vec::new()).collect(),
         };
-        Ok(Executor { device, spec, options, trunk, frequencies, workspace, spare, head: None })
+        Ok(Executor { device, spec, options, trunk, frequencies, workspace, spare, head: None, block: None })
     }
 
     /// The model.
@@ -154,7 +155,7 @@ impl<'w, D: Device> Executor<'w, D> {
                 MixerSpec::GatedDelta(spec) => LaneLayer::Delta(Arc::new(self.device.delta_state(spec)?)),
             });
         }
-        Ok(Lane { layers, position: 0, head: self.head_lane()? })
+        Ok(Lane { layers, position: 0, head: self.head_lane()?, block: self.block_lane()? })
     }
 
     /// Makes a lane that holds what `lane` holds: a fork, or a snapshot if it
@@ -171,7 +172,8 @@ impl<'w, D: Device> Executor<'w, D> {
             });
         }
         let head = lane.head.as_ref().map(|head| head.fork(&mut self.device)).transpose()?;
-        Ok(Lane { layers, position: lane.position, head: head.map(Box::new) })
+        let block = lane.block.as_ref().map(|block| block.fork(&mut self.device)).transpose()?;
+        Ok(Lane { layers, position: lane.position, head: head.map(Box::new), block: block.map(Box::new) })
     }
 
     /// Closes a lane; its memory serves other lanes.

@@ -120,7 +120,12 @@ pub fn memory_plan(spec: &ModelSpec, options: Options) -> MemoryPlan {
 
 /// Bytes that one token takes in a layer's cache.
 pub(super) fn token_bytes(spec: &AttentionSpec) -> u64 {
-    2 * u64::from(spec.key_value_heads) * u64::from(spec.head_size) * FLOAT
+    key_value_bytes(spec.key_value_heads, spec.head_size)
+}
+
+/// Bytes that one token's key and value take.
+pub(super) fn key_value_bytes(heads: u32, head_size: u32) -> u64 {
+    2 * u64::from(heads) * u64::from(head_size) * FLOAT
 }
 
 /// Bytes of a layer's recurrent state.

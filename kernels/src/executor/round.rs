@@ -11,7 +11,7 @@ use super::mtp::{CHAIN_DRAFTS, Committed, DraftRequest};
 use super::observe::{Nobody, Observer, Point};
 use super::trunk::Mixer;
 use super::{Executor, ExecutorError, HEAD_ROWS, OUTPUT_ROWS, PASS_ROWS};
-use crate::device::{Device, Draw, DrawRequest, Product};
+use crate::device::{BlockDevice, Device, Draw, DrawRequest, Product};
 
 /// What one lane does in a round.
 pub struct Step<'a, D: Device> {
@@ -36,9 +36,21 @@ pub struct Step<'a, D: Device> {
     pub cancelled: &'a dyn Fn() -> bool,
 }
 
+/// Who makes drafts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DraftSource {
+    /// The model's own multi-token prediction head.
+    #[default]
+    Head,
+    /// The block drafter.
+    Block,
+}
+
 /// Drafts that a lane wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NextDrafts {
+    /// Who is to make them.
+    pub source: DraftSource,
     /// At most so many.
     pub count: usize,
     /// They end before one that is less likely than this, but for the first.
@@ -84,7 +96,7 @@ struct Share {
     count: usize,
 }
 
-impl<D: Device> Executor<'_, D> {
+impl<D: BlockDevice> Executor<'_, D> {
     /// Does one round for all lanes named.
     ///
     /// # Errors
@@ -134,13 +146,14 @@ impl<D: Device> Executor<'_, D> {
         observer: &mut dyn Observer<D>,
     ) -> Result<(), ExecutorError> {
         let started = Instant::now();
-        let mut wanted = Vec::new();
-        let mut requests = Vec::new();
+        let mut wanted = [Vec::new(), Vec::new()];
+        let mut requests = [Vec::new(), Vec::new()];
         for (index, (step, got)) in steps.iter_mut().zip(&outcome.lanes).enumerate() {
             let drawn = got.draws.last().and_then(|draw| draw.token);
             if let (1.., false, Some(token)) = (step.next_drafts.count, got.cancelled, drawn) {
-                wanted.push(index);
-                requests.push(DraftRequest {
+                let source = step.next_drafts.source as usize;
+                wanted[source].push(index);
+                requests[source].push(DraftRequest {
                     lane: &mut *step.lane,
                     token,
                     count: step.next_drafts.count,
@@ -150,8 +163,9 @@ impl<D: Device> Executor<'_, D> {
                 });
             }
         }
-        self.draft_chains(&mut requests, observer)?;
-        for (index, request) in wanted.into_iter().zip(requests) {
+        self.draft_chains(&mut requests[DraftSource::Head as usize], observer)?;
+        self.draft_blocks(&mut requests[DraftSource::Block as usize])?;
+        for (index, request) in wanted.into_iter().flatten().zip(requests.into_iter().flatten()) {
             outcome.lanes[index].drafts = request.drafts;
         }
         outcome.drafting += started.elapsed();
@@ -287,9 +301,12 @@ impl<D: Device> Executor<'_, D> {
         }
         outcome.draw += started.elapsed();
         let started = Instant::now();
+        let mut tapped = Vec::with_capacity(followed.len());
         for (lane, committed) in followed {
             self.follow(lane, &committed)?;
+            tapped.push((lane, committed.states, committed.at_once));
         }
+        self.follow_with_block(&mut tapped)?;
         outcome.drafting += started.elapsed();
         Ok(())
     }

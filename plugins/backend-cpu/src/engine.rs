@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tensorfold_kernels::cpu::CpuDevice;
-use tensorfold_kernels::executor::{CHAIN_DRAFTS, Executor, Lane, LaneLayer, NextDrafts, RoundOutcome, Step};
+use tensorfold_kernels::executor::{
+    CHAIN_DRAFTS, DraftSource, Executor, Lane, LaneLayer, NextDrafts, RoundOutcome, Step,
+};
 use tensorfold_kernels::weights::Tensors;
 use tensorfold_plugin_api::plugin::{
     DraftKind, Engine, EngineMemory, EngineMonitor, EngineStats, Handles, LaneInput, LaneOutput, Logprob,
@@ -274,9 +276,11 @@ impl Engine for CpuEngine {
 /// The drafts that a lane wants for the round after.
 fn wanted(input: &LaneInput<'_>) -> NextDrafts {
     match input.next_drafts.kind {
-        DraftKind::Mtp => {
-            NextDrafts { count: input.next_drafts.count, confidence: input.next_drafts.confidence }
-        }
+        DraftKind::Mtp => NextDrafts {
+            source: DraftSource::Head,
+            count: input.next_drafts.count,
+            confidence: input.next_drafts.confidence,
+        },
         DraftKind::None | DraftKind::Block => NextDrafts::default(),
     }
 }

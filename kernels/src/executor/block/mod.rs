@@ -18,6 +18,7 @@
 //! depend on `h`, and nothing in DFlash. DFlash2 also chooses a path through
 //! the best candidates of each slot; DFlash draws each by itself.
 
+mod follow;
 mod forward;
 mod weights;
 
@@ -32,6 +33,8 @@ use super::trunk::{Check, Load};
 use super::{ExecutorError, HEAD_ROWS, PASS_ROWS, Unsupported};
 use crate::device::{BlockDevice, Device, DeviceLimits, DeviceResult};
 use crate::weights::Tensors;
+pub(super) use follow::{BlockLane, OpenBlock};
+pub use follow::{block_plan, check_drafter};
 pub use forward::Drafts;
 use weights::Weights;
 

@@ -173,7 +173,7 @@ impl<'w, D: Device> Executor<'w, D> {
             }
         }
         Ok(Some(Box::new(HeadLane {
-            caches: Lane { layers: caches, position: 0, head: None },
+            caches: Lane { layers: caches, position: 0, head: None, block: None },
             backlog: self.device.rows(BACKLOG, self.spec.hidden_size as usize)?,
             following: Vec::new(),
             waiting: 0,
@@ -196,7 +196,7 @@ impl<D: Device> HeadLane<D> {
         let mut backlog = device.rows(BACKLOG, hidden)?;
         device.copy_rows(hidden, &self.backlog, 0..BACKLOG, &mut backlog, 0)?;
         Ok(HeadLane {
-            caches: Lane { layers: caches, position: self.caches.position, head: None },
+            caches: Lane { layers: caches, position: self.caches.position, head: None, block: None },
             backlog,
             following: self.following.clone(),
             waiting: self.waiting,

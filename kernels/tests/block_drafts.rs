@@ -1,0 +1,198 @@
+//! A trained block drafter beside its model: what it drafts, and what it must never change.
+
+#[path = "support/drafter.rs"]
+mod drafter_files;
+mod support;
+
+use serde_json::Value;
+use support::*;
+use tensorfold_kernels::cpu::CpuDevice;
+use tensorfold_kernels::executor::{
+    DraftSource, Lane, NextDrafts, OUTPUT_ROWS, Options, Step, StepOutcome, block_plan, check_drafter,
+};
+use tensorfold_kernels::weights::Tensors;
+use tensorfold_plugin_api::drafter_spec::DrafterSpec;
+use tensorfold_plugin_api::sampling::Sampling;
+
+struct Demo {
+    model: Checkpoint,
+    drafter: File,
+    spec: DrafterSpec,
+    goldens: Value,
+}
+
+impl Demo {
+    fn open() -> Demo {
+        Demo {
+            model: Checkpoint::open("models/demo", 8180),
+            drafter: File::open("models/demo-DFlash2/model.safetensors"),
+            spec: drafter_files::spec(&json("models/demo-DFlash2/config.json")),
+            goldens: json("models/demo-goldens.json"),
+        }
+    }
+
+    fn tensors(&self) -> Tensors<'_> {
+        self.drafter.tensors(drafter_files::canonical)
+    }
+
+    /// The model with its drafter and its own head.
+    fn executor(&self) -> Cpu<'_> {
+        let tensors = self.model.tensors();
+        let mut executor = executor(&self.model, &tensors, 2);
+        executor.open_head(&tensors).unwrap();
+        executor.open_block(self.spec.clone(), &self.tensors()).unwrap();
+        executor
+    }
+
+    fn prompt(&self, index: usize) -> Vec<u32> {
+        ids(&self.goldens["prompts"][index]["prompt_ids"])
+    }
+}
+
+fn block(count: usize) -> NextDrafts {
+    NextDrafts { source: DraftSource::Block, count, confidence: 0.0 }
+}
+
+fn round(
+    executor: &mut Cpu<'_>,
+    lane: &mut Lane<CpuDevice>,
+    (tokens, drafts): (&[u32], usize),
+    wanted: NextDrafts,
+    sampling: Sampling,
+) -> StepOutcome {
+    let step = Step { next_drafts: wanted, ..step(lane, tokens, drafts, drafts + 1, sampling) };
+    executor.round(&mut [step]).unwrap().lanes.remove(0)
+}
+
+/// A reply, with drafts as `plan` says round by round; each round's drafts and how many were accepted.
+fn reply(
+    executor: &mut Cpu<'_>,
+    prompt: &[u32],
+    length: usize,
+    sampling: Sampling,
+    plan: &dyn Fn(usize) -> NextDrafts,
+) -> (Vec<u32>, Vec<(Vec<u32>, usize)>) {
+    let mut lane = executor.open_lane().unwrap();
+    let mut got = round(executor, &mut lane, (prompt, 0), plan(0), sampling);
+    let mut out = vec![got.draws[0].token.unwrap()];
+    let mut rounds = Vec::new();
+    for index in 1.. {
+        if out.len() >= length {
+            break;
+        }
+        let drafts: Vec<u32> = got.drafts.iter().map(|draft| draft.0).collect();
+        let tokens = [&out[out.len() - 1..], &drafts[..]].concat();
+        got = round(executor, &mut lane, (&tokens, drafts.len()), plan(index), sampling);
+        out.extend(got.draws.iter().map(|draw| draw.token.unwrap()));
+        rounds.push((drafts, got.accepted));
+    }
+    executor.close_lane(lane);
+    out.truncate(length);
+    (out, rounds)
+}
+
+#[test]
+fn the_trained_drafters_blocks_are_those_of_the_reference() {
+    let demo = Demo::open();
+    let mut executor = demo.executor();
+    assert_eq!(executor.block_drafts(), 7);
+    let (mut made, mut wanted_rounds) = (0.0, 0.0);
+    for prompt in demo.goldens["prompts"].as_array().unwrap() {
+        let greedy = ids(&prompt["greedy"]);
+        let (got, rounds) =
+            reply(&mut executor, &ids(&prompt["prompt_ids"]), greedy.len(), Sampling::GREEDY, &|_| block(7));
+        assert_eq!(got, greedy, "{}", prompt["prompt"]);
+        for (got, wanted) in rounds.iter().zip(prompt["dflash2"]["rounds"].as_array().unwrap()) {
+            assert_eq!(got.0, ids(&wanted["drafts"]), "{}", prompt["prompt"]);
+            assert_eq!(got.1 as u64, wanted["accepted"].as_u64().unwrap());
+        }
+        made += rounds.len() as f64;
+        wanted_rounds += prompt["dflash2"]["all_rounds"].as_f64().unwrap();
+    }
+    // A near tie may go the other way, and with it a round.
+    assert!((made / wanted_rounds - 1.0).abs() < 0.03, "{made} rounds, {wanted_rounds} in float64");
+}
+
+#[test]
+fn blocks_change_no_token_whatever_else_drafts() {
+    let demo = Demo::open();
+    let mut executor = demo.executor();
+    let noise = Sampling { temperature: 0.8, top_p: 0.95, seed: 3, ..Sampling::GREEDY };
+    for sampling in [Sampling::GREEDY, noise] {
+        let prompt = demo.prompt(1);
+        let (plain, _) = reply(&mut executor, &prompt, 90, sampling, &|_| block(0));
+        let (drafted, rounds) = reply(&mut executor, &prompt, 90, sampling, &|_| block(7));
+        assert_eq!(drafted, plain);
+        let accepted: usize = rounds.iter().map(|round| round.1).sum();
+        assert!(accepted > 20, "{accepted} of 90 tokens came from drafts");
+        // From block to head to nothing and back; pauses are longer than what waits.
+        let mixed = |round: usize| match round % 60 {
+            0..4 => block(7),
+            4..8 => NextDrafts { source: DraftSource::Head, count: 3, confidence: 0.3 },
+            8..48 => block(0),
+            _ => NextDrafts { confidence: 0.4, ..block(5) },
+        };
+        assert_eq!(reply(&mut executor, &prompt, 90, sampling, &mixed).0, plain);
+    }
+}
+
+#[test]
+fn forks_and_chunks_and_neighbours_draft_alike() {
+    let demo = Demo::open();
+    let mut executor = demo.executor();
+    let prompt: Vec<u32> = demo.prompt(0).repeat(9);
+    let mut whole = executor.open_lane().unwrap();
+    let first = round(&mut executor, &mut whole, (&prompt, 0), block(7), Sampling::GREEDY);
+    assert_eq!(first.drafts.len(), 7);
+    let mut split = executor.open_lane().unwrap();
+    let mut last = StepOutcome::default();
+    for chunk in prompt.chunks(64) {
+        last = round(&mut executor, &mut split, (chunk, 0), block(7), Sampling::GREEDY);
+    }
+    assert_eq!(last, first);
+    let mut fork = executor.fork(&split).unwrap();
+    let token = [first.draws[0].token.unwrap()];
+    let alone = round(&mut executor, &mut whole, (&token, 0), block(7), Sampling::GREEDY);
+    let mut other = executor.open_lane().unwrap();
+    round(&mut executor, &mut other, (&demo.prompt(2), 0), block(0), Sampling::GREEDY);
+    let mut steps = [
+        Step { next_drafts: block(4), ..step(&mut other, &[9], 0, 1, Sampling::GREEDY) },
+        Step { next_drafts: block(7), ..step(&mut fork, &token, 0, 1, Sampling::GREEDY) },
+    ];
+    let beside = executor.round(&mut steps).unwrap();
+    assert_eq!(beside.lanes[1], alone);
+    assert_eq!(beside.lanes[0].drafts.len(), 4);
+    // Windows slide: a long text holds no more of it than they show.
+    let context = whole.block_layers().iter().map(|layer| layer.bytes()).sum::<usize>();
+    assert!(context > 0 && whole.waiting_bytes() > 0);
+}
+
+#[test]
+fn a_drafter_of_another_model_is_refused() {
+    let demo = Demo::open();
+    let model_tensors = demo.model.tensors();
+    let mut executor = executor(&demo.model, &model_tensors, 1);
+    let tensors = demo.tensors();
+    assert_eq!(executor.block_drafts(), 0);
+    let mut refused = |change: &dyn Fn(&mut DrafterSpec)| {
+        let mut spec = demo.spec.clone();
+        change(&mut spec);
+        let checked = check_drafter(&demo.model.spec, &spec, &tensors, CpuDevice::LIMITS).unwrap_err();
+        assert_eq!(executor.open_block(spec, &tensors).unwrap_err().to_string(), checked.to_string());
+        checked.to_string()
+    };
+    assert_eq!(refused(&|spec| spec.hidden_size = 512), "the drafter's hidden size is 512, the model's 384");
+    assert_eq!(
+        refused(&|spec| spec.vocabulary_rows = 9000),
+        "the drafter's vocabulary has 9000 rows, the model's 8192"
+    );
+    let taps = refused(&|spec| *spec.taps.last_mut().unwrap() = 12);
+    assert_eq!(taps, "the drafter reads layer 12 of a model of 12 layers");
+    // Without a drafter nobody drafts.
+    let mut lane = executor.open_lane().unwrap();
+    assert!(round(&mut executor, &mut lane, (&[1, 2], 0), block(7), Sampling::GREEDY).drafts.is_empty());
+    let plan = block_plan(&demo.spec, Options { lanes: 1, context: 4096 });
+    let taps = (OUTPUT_ROWS * demo.spec.taps.len() * 384 * 4) as u64;
+    assert_eq!(plan.snapshot_bytes, taps);
+    assert!(plan.lane_bytes > taps && plan.scratch_bytes > 0 && plan.snapshot_token_bytes > 0);
+}
