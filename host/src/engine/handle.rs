@@ -14,7 +14,7 @@ use super::prefixes::PrefixOptions;
 use super::queue::{Queue, Waiting};
 use super::request::{FailureKind, GenerationRequest};
 use super::round::{EngineFacts, RoundEngine};
-use super::scheduler::{Admission, Scheduler, StepReport, failure_line};
+use super::scheduler::{Admission, Chunks, Scheduler, StepReport, failure_line};
 
 /// What clients hear of a request that the stopping server cannot finish.
 pub(crate) const SHUTTING_DOWN: &str = "the server is shutting down";
@@ -29,6 +29,9 @@ pub struct EngineOptions {
     /// Rows of prompts that go into one round, rounded down to a multiple of 64;
     /// the engine's own number of rows caps it.
     pub prefill_chunk: u32,
+    /// Rows of prompts that go into a round beside running replies, which wait for
+    /// all of it; rounded and capped likewise.
+    pub prefill_beside: u32,
     /// Tokens that prompt and reply may have together; the engine's own number caps it.
     pub context: u32,
     /// How drafts are used.
@@ -43,6 +46,7 @@ impl Default for EngineOptions {
             lanes: 1,
             queue: 256,
             prefill_chunk: 512,
+            prefill_beside: 128,
             context: u32::MAX,
             drafting: DraftOptions::default(),
             prefixes: PrefixOptions::default(),
@@ -111,7 +115,11 @@ impl EngineHandle {
     pub fn start(engine: Box<dyn RoundEngine>, options: &EngineOptions) -> std::io::Result<EngineHandle> {
         let facts = engine.facts();
         // No less than one border's worth: a smaller chunk would never get on.
-        let chunk = (options.prefill_chunk.min(facts.rows) / CHUNK_BORDER).max(1) * CHUNK_BORDER;
+        let chunk = |rows: u32| (rows.min(facts.rows) / CHUNK_BORDER).max(1) * CHUNK_BORDER;
+        let chunks = Chunks {
+            alone: chunk(options.prefill_chunk),
+            beside: chunk(options.prefill_beside.min(options.prefill_chunk)),
+        };
         let drafts_total = facts.counts_drafts.then(DraftCounts::default);
         let drafts = options.drafting.used(facts.drafters).any() || options.drafting.copies(facts.outputs);
         let shared = Arc::new(Shared {
@@ -131,7 +139,7 @@ impl EngineHandle {
             work: Condvar::new(),
             ended: Condvar::new(),
         });
-        let scheduler = Scheduler::new(engine, shared.lanes, chunk, &options.drafting, options.prefixes);
+        let scheduler = Scheduler::new(engine, shared.lanes, chunks, &options.drafting, options.prefixes);
         let thread = std::thread::Builder::new().name("tensorfold-engine".to_owned()).spawn({
             let shared = shared.clone();
             move || run(&shared, scheduler)

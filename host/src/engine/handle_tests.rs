@@ -286,6 +286,62 @@ async fn neighbours_that_come_and_go_change_no_reply() {
     assert_eq!(count(&Call::Open), count(&Call::Close));
 }
 
+fn lanes_of_rounds(control: &FakeControl) -> Vec<Vec<(u32, u32)>> {
+    let calls = control.calls().into_iter();
+    calls
+        .filter_map(|call| match call {
+            Call::Round(lanes) => Some(lanes),
+            _ => None,
+        })
+        .collect()
+}
+
+fn several_lanes() -> (EngineHandle, FakeControl) {
+    let (engine, control) = FakeEngine::with_facts(EngineFacts {
+        name: "fake".to_owned(),
+        lanes: 16,
+        positions: 4096,
+        rows: 1024,
+        outputs: 1,
+        vocabulary: VOCABULARY,
+        counts_drafts: true,
+        drafters: Drafters::default(),
+    });
+    let options = EngineOptions { lanes: 16, ..EngineOptions::default() };
+    (EngineHandle::start(Box::new(engine), &options).unwrap(), control)
+}
+
+#[tokio::test]
+async fn a_running_reply_gets_its_token_in_every_round_of_a_long_prompt() {
+    let (engine, control) = several_lanes();
+    control.hold();
+    let running = engine.submit(request(&[1], 300)).unwrap();
+    control.wait_for_round(1);
+    let long = engine.submit(request(&[2; 3000], 2)).unwrap();
+    control.release();
+    collect(running).await;
+    collect(long).await;
+    let rounds = lanes_of_rounds(&control);
+    let beside: Vec<_> = rounds.iter().filter(|lanes| lanes.len() == 2).collect();
+    assert!(beside.len() >= 23, "{}", beside.len());
+    assert!(beside.iter().all(|lanes| lanes[0].1 == 1 && lanes[1].1 <= 128));
+    assert!(rounds.iter().all(|lanes| lanes.iter().map(|lane| lane.1).sum::<u32>() <= 513));
+}
+
+#[tokio::test]
+async fn a_short_prompt_goes_before_what_is_left_of_a_long_one() {
+    let (engine, control) = several_lanes();
+    control.hold();
+    let long = engine.submit(request(&[2; 2000], 1)).unwrap();
+    control.wait_for_round(1);
+    let short = engine.submit(request(&[3; 100], 1)).unwrap();
+    control.release();
+    collect(short).await;
+    collect(long).await;
+    let rounds = lanes_of_rounds(&control);
+    assert_eq!(rounds[..2], [vec![(0, 512)], vec![(512, 384), (0, 100)]]);
+}
+
 #[test]
 fn requests_that_cannot_run_are_refused_with_the_reason() {
     let (engine, _) = start(&EngineOptions { context: 100, ..EngineOptions::default() });

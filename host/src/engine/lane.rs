@@ -18,6 +18,9 @@ use super::round::{LaneDrawn, LaneId, LaneRows};
 /// is the same whichever request made it.
 pub(super) const CHUNK_BORDER: u32 = 64;
 
+/// Rounds after which a prompt goes before shorter ones.
+const MOST_PASSED_OVER: u32 = 8;
+
 /// A request with a lane.
 pub(super) struct Lane {
     pub(super) id: LaneId,
@@ -35,6 +38,8 @@ pub(super) struct Lane {
     position: u32,
     /// Prompt tokens that came from a kept state.
     cached: u32,
+    /// Rounds in which other prompts went first.
+    passed_over: u32,
     /// Where the prompt's state is to be kept, the next one last.
     borders: Vec<u32>,
     /// Whether drafts may be used.
@@ -119,6 +124,7 @@ impl Lane {
             max_tokens: request.max_tokens,
             position: 0,
             cached: 0,
+            passed_over: 0,
             borders: Vec::new(),
             drafting: request.drafts,
             copies: (copies && request.drafts).then(|| Copies::new(MATCH, WINDOW)),
@@ -153,6 +159,17 @@ impl Lane {
     pub(super) fn take_border(&mut self) -> Option<&[u32]> {
         self.borders.pop_if(|border| *border == self.position)?;
         Some(&self.context[..self.position as usize])
+    }
+
+    /// Where the prompt stands among others: those that were passed over too
+    /// often first, then the shortest.
+    pub(super) fn prompt_turn(&self) -> (bool, u32) {
+        (self.passed_over < MOST_PASSED_OVER, self.prompt - self.position)
+    }
+
+    /// Notes whether other prompts left no rows for this one.
+    pub(super) fn note_turn(&mut self, taken: bool) {
+        self.passed_over = if taken { 0 } else { self.passed_over + 1 };
     }
 
     /// Whether prompt tokens are left to feed.
@@ -477,6 +494,19 @@ mod tests {
 
     fn answer(tokens: &[u32], accepted: u32) -> LaneDrawn {
         LaneDrawn { tokens: tokens.to_vec(), accepted, ..LaneDrawn::default() }
+    }
+
+    #[test]
+    fn a_prompt_that_was_passed_over_eight_times_goes_before_shorter_ones() {
+        let mut long = lane(request(&[5; 900], 4));
+        let short = lane(request(&[5; 100], 4));
+        for _ in 0..8 {
+            assert!(short.prompt_turn() < long.prompt_turn());
+            long.note_turn(false);
+        }
+        assert!(long.prompt_turn() < short.prompt_turn());
+        long.note_turn(true);
+        assert!(short.prompt_turn() < long.prompt_turn());
     }
 
     #[test]

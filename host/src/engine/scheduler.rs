@@ -24,7 +24,7 @@ pub(super) struct Scheduler {
     /// Complete replies whose readers have not been told yet.
     complete: Vec<(EventSender, FinishReason, ReplyStatistics)>,
     most_lanes: usize,
-    prefill_chunk: u32,
+    chunks: Chunks,
     drafters: Drafters,
     mtp_confidence: f32,
     copies: bool,
@@ -32,6 +32,15 @@ pub(super) struct Scheduler {
     /// `None`: drafts go as far as possible.
     pace: Option<Pace>,
     drawn: Vec<LaneDrawn>,
+}
+
+/// Most rows of prompts in a round.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chunks {
+    /// While no reply runs.
+    pub(super) alone: u32,
+    /// Beside replies.
+    pub(super) beside: u32,
 }
 
 /// What one step did, for the counters.
@@ -62,7 +71,7 @@ impl Scheduler {
     pub(super) fn new(
         engine: Box<dyn RoundEngine>,
         lanes: u32,
-        prefill_chunk: u32,
+        chunks: Chunks,
         drafting: &DraftOptions,
         prefixes: PrefixOptions,
     ) -> Self {
@@ -78,7 +87,7 @@ impl Scheduler {
             lanes: Vec::new(),
             complete: Vec::new(),
             most_lanes: lanes as usize,
-            prefill_chunk,
+            chunks,
             drawn: Vec::new(),
         }
     }
@@ -253,33 +262,41 @@ impl Scheduler {
     }
 
     /// Makes the rows of the round to come ready: every reply, and as many
-    /// prompts in order of arrival as one chunk holds. Gives the lanes that take part.
+    /// prompts as one chunk holds. Gives the lanes that take part, ascending.
     fn prepare(&mut self) -> Vec<usize> {
         let limits = RowLimits { rows: self.facts.rows, outputs: self.facts.outputs };
-        let pace = self.pace.as_ref();
-        let mut chunk_left = self.prefill_chunk.min(limits.rows);
-        let mut members = Vec::with_capacity(self.lanes.len());
-        let replies = self.lanes.iter().filter(|lane| !lane.in_prompt()).count();
+        let (mut prompts, mut members): (Vec<usize>, Vec<usize>) =
+            (0..self.lanes.len()).partition(|&index| self.lanes[index].in_prompt());
+        let chunk = if members.is_empty() { self.chunks.alone } else { self.chunks.beside };
         // The others: one row and one token each, and what they draft as it becomes known.
-        let others = replies.saturating_sub(1) as u32;
-        let mut load = Load { rows: others, tokens: f64::from(others), draft_seconds: 0.0 };
-        for (index, lane) in self.lanes.iter_mut().enumerate() {
-            let guide =
-                Guide { limits, drafters: self.drafters, mtp_confidence: self.mtp_confidence, pace, load };
-            if lane.in_prompt() {
-                if !lane.prepare_prompt(chunk_left, &guide) {
-                    continue;
-                }
-                chunk_left -= lane.rows().tokens.len() as u32;
-            } else {
-                lane.prepare_reply(&guide);
-                let extra = lane.extra_load(pace);
-                load.rows += extra.rows;
-                load.tokens += extra.tokens;
-                load.draft_seconds += extra.draft_seconds;
-            }
-            members.push(index);
+        let others = members.len().saturating_sub(1) as u32;
+        let mut guide = Guide {
+            limits,
+            drafters: self.drafters,
+            mtp_confidence: self.mtp_confidence,
+            pace: self.pace.as_ref(),
+            load: Load { rows: others, tokens: f64::from(others), draft_seconds: 0.0 },
+        };
+        for &index in &members {
+            let lane = &mut self.lanes[index];
+            lane.prepare_reply(&guide);
+            let extra = lane.extra_load(guide.pace);
+            guide.load.rows += extra.rows;
+            guide.load.tokens += extra.tokens;
+            guide.load.draft_seconds += extra.draft_seconds;
         }
+        let mut rows_left = chunk.min(limits.rows);
+        prompts.sort_by_key(|&index| self.lanes[index].prompt_turn());
+        for index in prompts {
+            let lane = &mut self.lanes[index];
+            let taken = lane.prepare_prompt(rows_left, &guide);
+            lane.note_turn(taken);
+            if taken {
+                rows_left -= lane.rows().tokens.len() as u32;
+                members.push(index);
+            }
+        }
+        members.sort_unstable();
         members
     }
 
