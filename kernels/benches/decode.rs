@@ -1,6 +1,6 @@
 //! Tokens per second of a model on the CPU, by thread count.
 //!
-//! `cargo bench -p tensorfold-kernels --bench decode -- [FOLDER] [THREADS...] [int8] [all] [once]`
+//! `cargo bench -p tensorfold-kernels --bench decode -- [FOLDER] [THREADS...] [int8] [all] [once] [drafts]`
 //!
 //! FOLDER is a checkpoint in MLX's form, by default the demo model. A prompt
 //! of 512 tokens in one call, then 128 greedy tokens one by one, and the same
@@ -8,7 +8,8 @@
 //! instruction set or, with `all`, on each one that is made for speed. With
 //! `int8`, activations are multiplied as whole numbers. `once` is for scripts:
 //! one run each, as seconds to load, the two rates, and the peak of resident
-//! memory in MiB.
+//! memory in MiB. `drafts` is for the demo model: its golden prompts, greedily,
+//! with drafts of its multi-token prediction head and without.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -17,6 +18,8 @@ use std::time::Instant;
 
 use support::*;
 use tensorfold_kernels::cpu::{Activations, CpuDevice, InstructionSet};
+use tensorfold_kernels::executor::{NextDrafts, Step};
+use tensorfold_kernels::weights::Tensors;
 use tensorfold_plugin_api::sampling::Sampling;
 
 const PROMPT: usize = 512;
@@ -52,6 +55,66 @@ fn reply_rate(executor: &mut Cpu<'_>, prompt: &[u32]) -> f64 {
     rate
 }
 
+/// Replies to `prompts` with `count` drafts a round: tokens a second, tokens a
+/// round, and the share of drafts that were accepted.
+fn drafting_rate(executor: &mut Cpu<'_>, prompts: &[Vec<u32>], count: usize) -> [f64; 3] {
+    let (mut tokens, mut rounds, mut drafted, mut accepted) = (0, 0, 0, 0);
+    let mut spent = 0.0;
+    for prompt in prompts {
+        let mut lane = executor.open_lane().unwrap();
+        let wanted = NextDrafts { count, confidence: 0.0 };
+        let first = Step { next_drafts: wanted, ..step(&mut lane, prompt, 0, 1, Sampling::GREEDY) };
+        let mut got = executor.round(&mut [first]).unwrap().lanes.remove(0);
+        let start = Instant::now();
+        let mut reply = 0;
+        while reply < REPLY {
+            let mut fed = vec![got.draws.last().unwrap().token.unwrap()];
+            fed.extend(got.drafts.iter().map(|draft| draft.0));
+            let drafts = fed.len() - 1;
+            let next =
+                Step { next_drafts: wanted, ..step(&mut lane, &fed, drafts, drafts + 1, Sampling::GREEDY) };
+            got = executor.round(&mut [next]).unwrap().lanes.remove(0);
+            reply += got.draws.len();
+            rounds += 1;
+            drafted += drafts;
+            accepted += got.accepted;
+        }
+        spent += start.elapsed().as_secs_f64();
+        tokens += reply;
+        executor.close_lane(lane);
+    }
+    let share = if drafted == 0 { 0.0 } else { f64::from(accepted as u32) / f64::from(drafted as u32) };
+    [tokens as f64 / spent, tokens as f64 / f64::from(rounds), share]
+}
+
+/// With and without drafts, the median of five runs by turns.
+fn compare_drafts(checkpoint: &Checkpoint, tensors: &Tensors<'_>, threads: usize, activations: Activations) {
+    let goldens = json("models/demo-goldens.json");
+    let prompts: Vec<Vec<u32>> =
+        goldens["prompts"].as_array().unwrap().iter().map(|prompt| ids(&prompt["prompt_ids"])).collect();
+    let open = |head: bool| {
+        let device = CpuDevice::new(threads).unwrap().with_activations(activations);
+        let mut executor = executor_of(checkpoint, tensors, device);
+        if head {
+            executor.open_head(tensors).unwrap();
+        }
+        executor
+    };
+    let mut rows = [("no head", false, 0), ("parked", true, 0), ("MTP 1", true, 1), ("MTP 3", true, 3)]
+        .map(|(name, head, count)| (name, open(head), count, Vec::new()));
+    for _ in 0..5 {
+        for (_, executor, count, runs) in &mut rows {
+            runs.push(drafting_rate(executor, &prompts, *count));
+        }
+    }
+    println!("drafts     threads  tok/s  tok/round  accepted");
+    for (name, _, _, mut runs) in rows {
+        runs.sort_by(|a, b| a[0].total_cmp(&b[0]));
+        let [rate, tokens, share] = runs[2];
+        println!("{name:<9}  {threads:>7}  {rate:>5.0}  {tokens:>9.3}  {share:>8.3}");
+    }
+}
+
 /// The most memory that was resident, in MiB; 0 where the system does not say.
 fn peak_memory() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -67,9 +130,9 @@ fn main() {
     let int8 = arguments.iter().any(|text| text == "int8");
     let activations = if int8 { Activations::Int8 } else { Activations::F32 };
     let all = arguments.iter().any(|text| text == "all");
-    let folder = arguments
-        .iter()
-        .find(|text| text.parse::<usize>().is_err() && !["all", "int8", "once"].contains(&&***text));
+    let folder = arguments.iter().find(|text| {
+        text.parse::<usize>().is_err() && !["all", "int8", "once", "drafts"].contains(&&***text)
+    });
     if threads.is_empty() {
         threads = (1..=std::thread::available_parallelism().map_or(1, usize::from)).collect();
     }
@@ -87,6 +150,12 @@ fn main() {
         prompt_rate(&mut executor, &prompt[..16]);
         let (prefill, decode) = (prompt_rate(&mut executor, &prompt), reply_rate(&mut executor, &prompt));
         println!("{loaded:.3} {prefill:.1} {decode:.1} {:.0}", peak_memory());
+        return;
+    }
+    if arguments.iter().any(|text| text == "drafts") {
+        for &threads in &threads {
+            compare_drafts(&checkpoint, &tensors, threads, activations);
+        }
         return;
     }
     println!("set        threads  prompt tok/s  decode tok/s  verify-8 rows/s");
