@@ -209,7 +209,7 @@ fn the_lines_have_their_shape_and_stdout_holds_nothing_else() {
     assert!(is_decimal(seconds), "{serving}");
 
     let prompt: Vec<u32> = (100..119).collect();
-    let request = json!({ "prompt": prompt, "max_tokens": 7, "seed": 1, "ignore_eos": true });
+    let request = json!({ "prompt": prompt, "max_tokens": 7, "seed": 1, "ignore_eos": true, "draft": false });
     let response = server.connect().post(COMPLETIONS, &request);
     let reply = Reply::from_document(&response.json());
     let id = response.json()["id"].as_str().unwrap().to_owned();
