@@ -140,7 +140,8 @@ impl RoundEngine for FakeEngine {
         let tokens = self.snapshots.values().map(|kept| kept.held.len()).sum();
         state.most_snapshot_tokens = state.most_snapshot_tokens.max(tokens);
         // Ten bytes a token.
-        Ok(Snapshot { id: SnapshotId(id), position, bytes: u64::from(position) * 10 })
+        let bytes = state.snapshot_base + u64::from(position) * 10;
+        Ok(Snapshot { id: SnapshotId(id), position, bytes })
     }
 
     fn restore(&mut self, lane: LaneId, snapshot: SnapshotId) -> Result<(), PluginError> {
@@ -258,6 +259,8 @@ struct ControlState {
     snapshots: usize,
     snapshots_made: u64,
     most_snapshot_tokens: usize,
+    /// Bytes of a kept state besides those of its tokens.
+    snapshot_base: u64,
     snapshot_errors: Vec<PluginError>,
     restore_error: Option<PluginError>,
 }
@@ -266,6 +269,11 @@ impl FakeControl {
     /// Every reply consists of these tokens; the last one repeats.
     pub(crate) fn reply_with(&self, tokens: &[u32]) {
         self.lock().script = Some(Arc::new(tokens.to_vec()));
+    }
+
+    /// Gives kept states so many bytes besides those of their tokens.
+    pub(crate) fn weigh_snapshots(&self, bytes: u64) {
+        self.lock().snapshot_base = bytes;
     }
 
     /// Makes the next snapshots fail, the last error first.

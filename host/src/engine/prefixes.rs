@@ -32,8 +32,7 @@ pub(super) struct Prefixes {
     bytes: u64,
     /// Counts uses.
     clock: u64,
-    /// The most bytes that a token was seen to take.
-    token_bytes: u64,
+    sizes: Sizes,
     /// States of so many tokens and more have been seen to be too large.
     too_long: u32,
 }
@@ -45,10 +44,52 @@ struct Kept {
     used: u64,
 }
 
+/// What states were seen to take: the shortest and the longest, as tokens and bytes.
+///
+/// A state has a part of fixed size, which in recurrent models outweighs many
+/// tokens. Bytes per token of one state would say far too much of longer ones.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sizes {
+    seen: Option<((u32, u64), (u32, u64))>,
+}
+
+impl Sizes {
+    fn note(&mut self, tokens: u32, bytes: u64) {
+        let size = (tokens, bytes);
+        let (shortest, longest) = self.seen.unwrap_or((size, size));
+        self.seen = Some((
+            if tokens <= shortest.0 { size } else { shortest },
+            if tokens >= longest.0 { size } else { longest },
+        ));
+    }
+
+    /// Bytes of a state of so many tokens: on the line through what was seen, the
+    /// same as the only one, or 0 where nothing is known.
+    fn expected(&self, tokens: u32) -> u64 {
+        let Some((shortest, longest)) = self.seen else { return 0 };
+        if shortest.0 == longest.0 {
+            return longest.1;
+        }
+        let run = u128::from(longest.0 - shortest.0);
+        let rise = u128::from(longest.1.saturating_sub(shortest.1));
+        let further = u128::from(tokens.saturating_sub(shortest.0));
+        // A product of 64 and 32 bits.
+        let more = (rise * further).div_ceil(run);
+        shortest.1.saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
+    }
+}
+
 impl Prefixes {
     /// Nothing is kept yet.
     pub(super) fn new(options: PrefixOptions) -> Self {
-        Prefixes { options, kept: Vec::new(), bytes: 0, clock: 0, token_bytes: 0, too_long: u32::MAX }
+        Prefixes {
+            options,
+            kept: Vec::new(),
+            bytes: 0,
+            clock: 0,
+            sizes: Sizes::default(),
+            too_long: u32::MAX,
+        }
     }
 
     /// Whether states are kept at all.
@@ -100,7 +141,7 @@ impl Prefixes {
             kept.used = self.clock;
             return Ok(());
         }
-        let expected = self.token_bytes.saturating_mul(u64::from(length));
+        let expected = self.sizes.expected(length);
         self.make_room(engine, expected, 1)?;
         let Snapshot { id, position, bytes } = loop {
             match engine.snapshot(lane) {
@@ -124,7 +165,7 @@ impl Prefixes {
                 format!("the engine kept a state of {position} tokens where the lane holds {length}"),
             ));
         }
-        self.token_bytes = self.token_bytes.max(bytes.div_ceil(u64::from(length.max(1))));
+        self.sizes.note(length, bytes);
         if bytes > self.options.bytes {
             self.too_long = length;
             return note(engine.drop_snapshot(id));

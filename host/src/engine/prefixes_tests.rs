@@ -101,6 +101,31 @@ fn bytes_are_bounded_before_and_after_a_state_is_kept() {
 }
 
 #[test]
+fn a_part_of_fixed_size_frees_no_more_than_a_state_needs() {
+    let (mut prefixes, mut engine, control) = on(600_000, 100);
+    control.weigh_snapshots(100_000);
+    let tokens = prompt(512, 0);
+    keep(&mut prefixes, &mut engine, &tokens, &[64, 128, 256, 448, 512]);
+    assert_eq!(control.snapshots(), 5);
+    assert_eq!(prefixes.bytes, 5 * 100_000 + (64 + 128 + 256 + 448 + 512) * TOKEN_BYTES);
+}
+
+#[test]
+fn sizes_lie_on_the_line_through_what_was_seen() {
+    let mut sizes = Sizes::default();
+    assert_eq!(sizes.expected(64), 0);
+    sizes.note(128, 5000);
+    assert_eq!((sizes.expected(64), sizes.expected(4096)), (5000, 5000));
+    sizes.note(256, 6000);
+    assert_eq!((sizes.expected(128), sizes.expected(256), sizes.expected(1280)), (5000, 6000, 14_000));
+    // Sizes that shrink, or that no sum holds.
+    sizes.note(512, 100);
+    assert_eq!(sizes.expected(1024), 5000);
+    sizes.note(512, u64::MAX);
+    assert_eq!(sizes.expected(u32::MAX), u64::MAX);
+}
+
+#[test]
 fn a_shortage_frees_older_states_and_other_refusals_end_the_keeping() {
     let (mut prefixes, mut engine, control) = on(u64::MAX, 10);
     let tokens = prompt(300, 0);
