@@ -62,7 +62,7 @@ fn drafting_rate(executor: &mut Cpu<'_>, prompts: &[Vec<u32>], count: usize) -> 
     let mut spent = 0.0;
     for prompt in prompts {
         let mut lane = executor.open_lane().unwrap();
-        let wanted = NextDrafts { count, confidence: 0.0 };
+        let wanted = NextDrafts { count, ..NextDrafts::default() };
         let first = Step { next_drafts: wanted, ..step(&mut lane, prompt, 0, 1, Sampling::GREEDY) };
         let mut got = executor.round(&mut [first]).unwrap().lanes.remove(0);
         let start = Instant::now();
