@@ -28,7 +28,7 @@ use tensorfold_plugin_api::model_spec::{MixerSpec, ModelSpec};
 
 pub use block::{
     AbsorbLane, BlockContext, BlockDrafter, BlockObserver, BlockPoint, DraftLane, Drafts, TargetEnds,
-    block_plan, check_block, check_drafter,
+    block_plan, check_block, check_drafter, most_block_drafts,
 };
 pub use lane::{Lane, LaneLayer};
 pub use mtp::{CHAIN_DRAFTS, check_head, head_plan};
@@ -136,6 +136,11 @@ impl<'w, D: BlockDevice> Executor<'w, D> {
     /// The model.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// What it was opened with.
+    pub fn options(&self) -> Options {
+        self.options
     }
 
     /// The device.

@@ -7,8 +7,8 @@ use tensorfold_kernels::executor::{
 };
 use tensorfold_kernels::weights::{ElementType, Packing, TensorError, TensorView, Tensors};
 use tensorfold_plugin_api::plugin::{
-    Device, DrafterPlan, Dtype, EngineInfo, EngineOptions, MemoryPlan, Model, OpenEngine, PluginError,
-    Progress, Status, Tensor,
+    Device, Drafter, DrafterPlan, Dtype, EngineInfo, EngineOptions, MemoryPlan, Model, OpenEngine,
+    PluginError, Progress, Status, Tensor,
 };
 
 use crate::engine::CpuEngine;
@@ -32,7 +32,7 @@ impl CpuPluginDevice {
 
 impl Device for CpuPluginDevice {
     fn plan(&self, model: &Model<'_>, options: &EngineOptions<'_>) -> Result<MemoryPlan, PluginError> {
-        let memory = check(model, options, &described(model)?)?;
+        let memory = check(model, options, &described(&model.tensors)?)?;
         check_activations(self.activations, &model.spec.formats)?;
         let (mapped, copied) = weight_bytes(model);
         let available = system::available_memory();
@@ -51,20 +51,24 @@ impl Device for CpuPluginDevice {
     }
 
     fn plan_mtp(&self, model: &Model<'_>, options: &EngineOptions<'_>) -> Result<DrafterPlan, PluginError> {
-        executor::check_head(&model.spec, &described(model)?, CpuDevice::LIMITS)
+        executor::check_head(&model.spec, &described(&model.tensors)?, CpuDevice::LIMITS)
             .map_err(|error| plugin_error(&error))?;
-        let (mapped, copied) = head_weight_bytes(model);
-        let memory = head_plan(model, options);
-        Ok(DrafterPlan {
-            drafts: CHAIN_DRAFTS as u32,
-            weight_bytes: copied,
-            mapped_bytes: mapped,
-            lane_bytes: memory.lane_bytes,
-            scratch_bytes: memory.scratch_bytes,
-            snapshot_bytes: memory.snapshot_bytes,
-            snapshot_token_bytes: memory.snapshot_token_bytes,
-            ..DrafterPlan::default()
-        })
+        Ok(drafter_plan(CHAIN_DRAFTS, head_weight_bytes(model), &head_plan(model, options)))
+    }
+
+    fn plan_dflash(
+        &self,
+        model: &Model<'_>,
+        drafter: &Drafter<'_>,
+        options: &EngineOptions<'_>,
+    ) -> Result<DrafterPlan, PluginError> {
+        let tensors = described(&drafter.tensors)?;
+        executor::check_drafter(&model.spec, &drafter.spec, &tensors, CpuDevice::LIMITS)
+            .map_err(|error| plugin_error(&error))?;
+        let options = Options { lanes: options.lanes as usize, context: options.context as usize };
+        let memory = executor::block_plan(&drafter.spec, options);
+        let most = executor::most_block_drafts(&drafter.spec);
+        Ok(drafter_plan(most, drafter_weight_bytes(drafter), &memory))
     }
 
     fn open_engine(
@@ -73,7 +77,7 @@ impl Device for CpuPluginDevice {
         options: &EngineOptions<'_>,
         progress: &Progress<'_>,
     ) -> Result<OpenEngine, PluginError> {
-        let tensors = mapped(model)?;
+        let tensors = mapped(&model.tensors)?;
         let memory = check(model, options, &tensors)?;
         check_activations(self.activations, &model.spec.formats)?;
         let (mapped, copied) = weight_bytes(model);
@@ -133,6 +137,22 @@ impl Device for CpuPluginDevice {
     }
 }
 
+/// A drafter that makes at most `drafts` for a lane in a round. `weights` are the bytes that stay mapped and those that
+/// are copied.
+fn drafter_plan(drafts: usize, weights: (u64, u64), memory: &Memory) -> DrafterPlan {
+    let (mapped_bytes, weight_bytes) = weights;
+    DrafterPlan {
+        drafts: drafts as u32,
+        weight_bytes,
+        mapped_bytes,
+        lane_bytes: memory.lane_bytes,
+        scratch_bytes: memory.scratch_bytes,
+        snapshot_bytes: memory.snapshot_bytes,
+        snapshot_token_bytes: memory.snapshot_token_bytes,
+        ..DrafterPlan::default()
+    }
+}
+
 /// What drafting with the model's own head takes besides its weights.
 fn head_plan(model: &Model<'_>, options: &EngineOptions<'_>) -> Memory {
     let options = Options { lanes: options.lanes as usize, context: options.context as usize };
@@ -187,18 +207,24 @@ fn lanes_within(bytes: u64, memory: &Memory, copied: u64, wanted: u32) -> u32 {
 /// Bytes of weights that stay mapped, and of those that are copied: vectors,
 /// as floats. Without the multi-token prediction head's.
 fn weight_bytes(model: &Model<'_>) -> (u64, u64) {
-    bytes_of(model, |tensor| !tensor.name.starts_with("mtp."))
+    bytes_of(model.tensors.iter().filter(|tensor| !tensor.name.starts_with("mtp.")))
 }
 
 /// As [`weight_bytes`], of the multi-token prediction head.
 fn head_weight_bytes(model: &Model<'_>) -> (u64, u64) {
-    bytes_of(model, |tensor| tensor.name.starts_with("mtp."))
+    bytes_of(model.tensors.iter().filter(|tensor| tensor.name.starts_with("mtp.")))
 }
 
-fn bytes_of(model: &Model<'_>, counts: impl Fn(&Tensor<'_>) -> bool) -> (u64, u64) {
+/// As [`weight_bytes`], of a block drafter.
+pub(crate) fn drafter_weight_bytes(drafter: &Drafter<'_>) -> (u64, u64) {
+    bytes_of(drafter.tensors.iter())
+}
+
+fn bytes_of<'t>(tensors: impl Iterator<Item = &'t Tensor<'t>>) -> (u64, u64) {
     let (mut mapped, mut copied) = (0, 0);
-    for tensor in model.tensors.iter().filter(|tensor| counts(tensor)) {
-        if tensor.shape.len() < 2 || tensor.name.ends_with(".conv") {
+    for tensor in tensors {
+        // Kernels of convolutions have more axes and are vectors all the same.
+        if tensor.shape.len() < 2 || tensor.name.ends_with(".conv") || tensor.name.ends_with("_conv.base") {
             copied += tensor.shape.iter().product::<u64>() * 4;
         } else {
             mapped += tensor.bytes;
@@ -208,23 +234,25 @@ fn bytes_of(model: &Model<'_>, counts: impl Fn(&Tensor<'_>) -> bool) -> (u64, u6
 }
 
 /// The tensors without their bytes.
-fn described(model: &Model<'_>) -> Result<Tensors<'static>, PluginError> {
+fn described(list: &[Tensor<'_>]) -> Result<Tensors<'static>, PluginError> {
     let mut tensors = Tensors::described();
-    for tensor in &model.tensors {
+    for tensor in list {
         insert(&mut tensors, tensor, &[])?;
     }
     Ok(tensors)
 }
 
-/// The tensors with their bytes, where the host mapped them.
-fn mapped(model: &Model<'_>) -> Result<Tensors<'static>, PluginError> {
+/// The tensors with their bytes, where the host mapped them. What is made of them belongs to the engine that they were
+/// handed to, and ends with it at the latest.
+pub(crate) fn mapped(list: &[Tensor<'_>]) -> Result<Tensors<'static>, PluginError> {
     let mut tensors = Tensors::new();
-    for tensor in &model.tensors {
+    for tensor in list {
         let data = tensor.data.ok_or_else(|| {
             PluginError::invalid(format!("tensor `{}` was handed over without its bytes", tensor.name))
         })?;
         // SAFETY: the bytes go into the executor, which the engine owns and drops when it is
-        // closed, and nowhere else; this list itself ends with `open_engine`.
+        // closed, and nowhere else; a drafter's leave it when the drafter is closed; this list
+        // itself stays in the engine or ends with the call that opens a drafter.
         insert(&mut tensors, tensor, unsafe { data.get() })?;
     }
     Ok(tensors)

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tensorfold_kernels::cpu::CpuDevice;
 use tensorfold_kernels::executor::{
-    CHAIN_DRAFTS, DraftSource, Executor, Lane, LaneLayer, NextDrafts, RoundOutcome, Step,
+    self, CHAIN_DRAFTS, DraftSource, Executor, Lane, LaneLayer, NextDrafts, RoundOutcome, Step,
 };
 use tensorfold_kernels::weights::Tensors;
 use tensorfold_plugin_api::plugin::{
-    DraftKind, Engine, EngineMemory, EngineMonitor, EngineStats, Handles, LaneInput, LaneOutput, Logprob,
-    PluginError, Progress, RoundReport, Snapshot, Status,
+    DraftKind, Drafter, Engine, EngineMemory, EngineMonitor, EngineStats, Handles, LaneInput, LaneOutput,
+    Logprob, PluginError, Progress, RoundReport, Snapshot, Status,
 };
 
-use crate::device::plugin_error;
+use crate::device::{drafter_weight_bytes, mapped, plugin_error};
 
 type CpuLane = Lane<CpuDevice>;
 
@@ -25,6 +25,8 @@ pub(crate) struct CpuEngine {
     /// What drafting with the model's own head holds besides lanes.
     head_bytes: u64,
     head_is_open: bool,
+    /// What an open block drafter holds besides lanes.
+    block_bytes: Option<u64>,
     most_lanes: usize,
     /// A lane is away from its place only while a call uses it.
     lanes: Handles<Option<CpuLane>>,
@@ -49,6 +51,7 @@ impl CpuEngine {
             tensors,
             head_bytes,
             head_is_open: false,
+            block_bytes: None,
             most_lanes,
             lanes: Handles::new(1),
             snapshots: Handles::new(2),
@@ -91,6 +94,13 @@ impl CpuEngine {
         executor.fork(lane).map_err(|error| plugin_error(&error))
     }
 
+    fn set_block_bytes(&mut self, bytes: Option<u64>) {
+        let before = std::mem::replace(&mut self.block_bytes, bytes);
+        self.monitor.fixed_bytes.fetch_sub(before.unwrap_or(0), Ordering::Relaxed);
+        self.monitor.fixed_bytes.fetch_add(bytes.unwrap_or(0), Ordering::Relaxed);
+        self.count_memory();
+    }
+
     fn count_memory(&self) {
         let lanes = self.lanes.values().flatten().map(bytes).sum();
         self.monitor.set_memory(lanes, self.snapshots.values().map(bytes).sum());
@@ -109,7 +119,8 @@ impl CpuEngine {
             DraftKind::None => Ok(()),
             DraftKind::Mtp if self.head_is_open => Ok(()),
             DraftKind::Mtp => Err(PluginError::invalid("drafts of the model's own head, which is not open")),
-            DraftKind::Block => Err(PluginError::unsupported("the CPU engine runs no external drafter")),
+            DraftKind::Block if self.block_bytes.is_some() => Ok(()),
+            DraftKind::Block => Err(PluginError::invalid("drafts of a block drafter, and none is open")),
         }
     }
 
@@ -271,18 +282,35 @@ impl Engine for CpuEngine {
         self.count_memory();
         Ok(())
     }
+
+    fn open_dflash(&mut self, drafter: &Drafter<'_>, progress: &Progress<'_>) -> Result<u32, PluginError> {
+        self.expect_idle()?;
+        let (mapped_bytes, copied) = drafter_weight_bytes(drafter);
+        progress.report(0, mapped_bytes, "using the drafter's weights where they are mapped")?;
+        let tensors = mapped(&drafter.tensors)?;
+        self.executor.open_block(drafter.spec.clone(), &tensors).map_err(|error| plugin_error(&error))?;
+        progress.report(mapped_bytes, mapped_bytes, "using the drafter's weights where they are mapped")?;
+        let scratch = executor::block_plan(&drafter.spec, self.executor.options()).scratch_bytes;
+        self.set_block_bytes(Some(copied + scratch));
+        Ok(self.executor.block_drafts() as u32)
+    }
+
+    fn close_dflash(&mut self) -> Result<(), PluginError> {
+        self.expect_idle()?;
+        self.executor.close_block();
+        self.set_block_bytes(None);
+        Ok(())
+    }
 }
 
 /// The drafts that a lane wants for the round after.
 fn wanted(input: &LaneInput<'_>) -> NextDrafts {
-    match input.next_drafts.kind {
-        DraftKind::Mtp => NextDrafts {
-            source: DraftSource::Head,
-            count: input.next_drafts.count,
-            confidence: input.next_drafts.confidence,
-        },
-        DraftKind::None | DraftKind::Block => NextDrafts::default(),
-    }
+    let source = match input.next_drafts.kind {
+        DraftKind::Mtp => DraftSource::Head,
+        DraftKind::Block => DraftSource::Block,
+        DraftKind::None => return NextDrafts::default(),
+    };
+    NextDrafts { source, count: input.next_drafts.count, confidence: input.next_drafts.confidence }
 }
 
 fn lost(lane: u64) -> PluginError {
@@ -295,7 +323,8 @@ fn bytes(lane: &CpuLane) -> u64 {
         LaneLayer::KeyValues(cache) => cache.bytes(),
         LaneLayer::Delta(state) => size_of_val(state.window()) + size_of_val(state.memory()),
     });
-    layers.sum::<usize>() as u64 + lane.waiting_bytes() as u64
+    let block = lane.block_layers().iter().map(|cache| cache.bytes());
+    (layers.chain(block).sum::<usize>() + lane.waiting_bytes()) as u64
 }
 
 /// Counts and bytes that can be read during a round.

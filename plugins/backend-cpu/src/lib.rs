@@ -33,6 +33,7 @@ tensorfold_plugin_api::export_plugin! {
 impl Backend for Cpu {
     const OFFERS_ENGINE: bool = true;
     const OFFERS_MTP: bool = true;
+    const OFFERS_DFLASH: bool = true;
 
     fn init(init: Init<'_>) -> Result<Self, PluginError> {
         init.check_keys(&["threads", "activations"])?;

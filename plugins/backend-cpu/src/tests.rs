@@ -1,9 +1,12 @@
 //! The plugin through the traits that the border calls.
 
+mod drafters;
+
 use tensorfold_plugin_api::manifest::Manifest;
 use tensorfold_plugin_api::model_spec::*;
 use tensorfold_plugin_api::plugin::*;
 use tensorfold_plugin_api::sampling::Sampling;
+use tensorfold_plugin_api::vocabulary::DrafterKind;
 
 use super::Cpu;
 
@@ -78,29 +81,46 @@ fn model_of_experts(bytes: bool) -> Model<'static> {
     built(spec, bytes)
 }
 
-fn built(spec: ModelSpec, bytes: bool) -> Model<'static> {
-    let mut tensors = Vec::new();
-    let mut state = 1u64;
-    let mut add = |name: String, shape: &[u64]| {
+/// Tensors of pseudo-random floats.
+struct Maker {
+    state: u64,
+    bytes: bool,
+    tensors: Vec<Tensor<'static>>,
+}
+
+impl Maker {
+    fn new(bytes: bool) -> Maker {
+        Maker { state: 1, bytes, tensors: Vec::new() }
+    }
+
+    fn add(&mut self, name: String, shape: &[u64]) {
         let count = shape.iter().product::<u64>();
         let data: Vec<u8> = (0..count)
             .flat_map(|_| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * 0.4).to_le_bytes()
+                self.state = self
+                    .state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                (((self.state >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * 0.4).to_le_bytes()
             })
             .collect();
-        tensors.push(Tensor {
+        self.tensors.push(Tensor {
             name: name.leak(),
             dtype: Dtype::F32,
             shape: shape.to_vec(),
             packed: None,
-            data: bytes.then(|| TensorBytes::from_static(data.leak())),
+            data: self.bytes.then(|| TensorBytes::from_static(data.leak())),
             bytes: count * 4,
             id: 0,
             file_offset: 0,
             file_descriptor: None,
         });
-    };
+    }
+}
+
+fn built(spec: ModelSpec, bytes: bool) -> Model<'static> {
+    let mut maker = Maker::new(bytes);
+    let mut add = |name: String, shape: &[u64]| maker.add(name, shape);
     add("embed".into(), &[VOCABULARY, HIDDEN]);
     add("norm".into(), &[HIDDEN]);
     if spec.mtp.is_some() {
@@ -149,7 +169,7 @@ fn built(spec: ModelSpec, bytes: bool) -> Model<'static> {
             part("attention.k_norm", &[16]);
         }
     }
-    Model::new(spec, tensors)
+    Model::new(spec, maker.tensors)
 }
 
 fn options() -> EngineOptions<'static> {
@@ -240,7 +260,10 @@ fn the_manifest_is_whole_and_says_what_the_code_does() {
         manifest.mtp().map(|head| head.depth_max as usize),
         Some(tensorfold_kernels::executor::CHAIN_DRAFTS)
     );
-    assert!(manifest.external_kinds().next().is_none());
+    for kind in [DrafterKind::Dflash, DrafterKind::Dflash2] {
+        let rows = manifest.external_drafter(kind).map(|drafter| drafter.block_max as usize);
+        assert_eq!(rows, Some(tensorfold_kernels::executor::OUTPUT_ROWS), "{kind}");
+    }
     assert!(manifest.options.contains_key("threads"));
     assert!(manifest.options.contains_key("activations"));
     let rows = manifest.capabilities.limits.verify_rows;
@@ -412,93 +435,4 @@ fn rounded_activations_are_refused_where_they_would_do_nothing() {
             format!("for weights of 4 or 8 bits, and this model's are {format}; leave the option out");
         assert!(error.message.contains(&wanted), "{error}");
     }
-}
-
-#[test]
-fn a_head_is_planned_opened_and_drafts_without_changing_the_reply() {
-    let refused = device().plan_mtp(&model(false), &options()).unwrap_err();
-    assert_eq!(
-        (refused.status, refused.message.as_str()),
-        (Status::Unsupported, "the model has no multi-token prediction head")
-    );
-    let plan = device().plan_mtp(&model_with_head(false), &options()).unwrap();
-    assert_eq!(plan.snapshot_token_bytes, 2 * 16 * 4);
-    assert!(plan.mapped_bytes > 0 && plan.weight_bytes > 0 && plan.lane_bytes > plan.snapshot_bytes);
-
-    let OpenEngine { mut engine, monitor, .. } = opened(&model_with_head(true));
-    let engine = engine.as_mut();
-    let prompt: Vec<u32> = (0..70).map(|i| i * 7 % 60).collect();
-    let lane = engine.lane_open().unwrap();
-    let expected = serial(engine, lane, 0, &prompt);
-    let busy = engine.open_mtp(&Progress::silent()).unwrap_err();
-    assert_eq!((busy.status, busy.message.as_str()), (Status::Busy, "1 lanes and 0 snapshots are there"));
-    engine.lane_close(lane).unwrap();
-    let before = monitor.memory().used_bytes;
-    let most = engine.open_mtp(&Progress::silent()).unwrap();
-    assert_eq!(most, plan.drafts);
-    assert!(monitor.memory().used_bytes > before);
-
-    let lane = engine.lane_open().unwrap();
-    let (mut feed, mut drafts, mut position) = (prompt, Vec::new(), 0);
-    let mut reply = Vec::new();
-    let mut drafted = 0;
-    while reply.len() < expected.len() {
-        let tokens = [&feed[..], &drafts[..]].concat();
-        let (drawn, now, next) = drafting_round(engine, lane, position, &tokens, drafts.len(), 3);
-        (feed, drafts, position) = (drawn[drawn.len() - 1..].to_vec(), next, now);
-        drafted += drafts.len();
-        reply.extend(drawn);
-    }
-    assert_eq!(reply[..expected.len()], expected);
-    assert!(drafted > 0 && drafts.iter().all(|&token| token < 60));
-    assert_eq!(engine.close_mtp().unwrap_err().status, Status::Busy);
-    engine.lane_close(lane).unwrap();
-    engine.close_mtp().unwrap();
-    assert_eq!(monitor.memory().used_bytes, before);
-}
-
-/// Feeds a lane and asks for drafts of the model's own head: what was drawn, the lane's position, and the drafts.
-fn drafting_round(
-    engine: &mut dyn Engine,
-    lane: u64,
-    position: u64,
-    tokens: &[u32],
-    draft_count: usize,
-    count: usize,
-) -> (Vec<u32>, u64, Vec<u32>) {
-    let (mut drawn, mut drafts, mut probabilities) =
-        (vec![0; draft_count + 1], vec![0; count], vec![0.0; count]);
-    let input = LaneInput {
-        lane,
-        position,
-        tokens,
-        draft_count,
-        output_count: draft_count + 1,
-        sampling: SAMPLING,
-        allowed: None,
-        logprobs: None,
-        next_drafts: NextDrafts { kind: DraftKind::Mtp, count, confidence: 0.0 },
-        cancel: CancelToken::never(),
-    };
-    let output = LaneOutput {
-        cancelled: false,
-        position,
-        tokens: &mut drawn,
-        token_count: 0,
-        accepted: 0,
-        drafts: &mut drafts,
-        draft_probabilities: &mut probabilities,
-        draft_count: 0,
-        draft_kind: DraftKind::None,
-        logprobs: &mut [],
-        logprob_count: 0,
-    };
-    let mut outputs = [output];
-    engine.round(&[input], &mut outputs).unwrap();
-    let [output] = outputs;
-    let (position, token_count, made) = (output.position, output.token_count, output.draft_count);
-    assert!(made == 0 || output.draft_kind == DraftKind::Mtp);
-    drawn.truncate(token_count);
-    drafts.truncate(made);
-    (drawn, position, drafts)
 }

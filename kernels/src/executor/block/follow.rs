@@ -73,6 +73,11 @@ pub fn check_drafter(
     check_block(drafter, tensors, limits)
 }
 
+/// Most drafts that a drafter makes for a lane in a round.
+pub fn most_block_drafts(drafter: &DrafterSpec) -> usize {
+    (drafter.block_size as usize - 1).min(OUTPUT_ROWS - 1)
+}
+
 /// What a drafter adds to the plan of its model.
 pub fn block_plan(drafter: &DrafterSpec, options: Options) -> MemoryPlan {
     let hidden = u64::from(drafter.hidden_size);
@@ -123,7 +128,7 @@ impl<'w, D: BlockDevice> Executor<'w, D> {
 
     /// Most drafts that the drafter makes for a lane in a round; 0 without one.
     pub fn block_drafts(&self) -> usize {
-        self.block.as_ref().map_or(0, |block| block.drafter.most_drafts().min(OUTPUT_ROWS - 1))
+        self.block.as_ref().map_or(0, |block| most_block_drafts(block.drafter.spec()))
     }
 
     /// Takes in what lanes have committed in a pass. Each has the rows that

@@ -34,7 +34,7 @@ use super::{ExecutorError, HEAD_ROWS, PASS_ROWS, Unsupported};
 use crate::device::{BlockDevice, Device, DeviceLimits, DeviceResult};
 use crate::weights::Tensors;
 pub(super) use follow::{BlockLane, OpenBlock};
-pub use follow::{block_plan, check_drafter};
+pub use follow::{block_plan, check_drafter, most_block_drafts};
 pub use forward::Drafts;
 use weights::Weights;
 
