@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use support::server::Server;
 use support::trace::traced;
-use support::{BuiltPlugin, NativePlugin, Outcome, Sandbox, demo_drafter, demo_model, faulty};
+use support::{BuiltPlugin, NativePlugin, Outcome, Sandbox, demo_drafter, demo_model, faulty, workspace};
 
 const SENTENCE: &str =
     "tensorfold: --drafter: the HIP engine runs no DFlash2 drafter yet; serve without --drafter";
@@ -23,8 +23,8 @@ const SOON: Duration =
 /// What `--drafter` can hold, and what can stand around it.
 fn ways_to_ask(backend: &str) -> Vec<Vec<String>> {
     let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
-    let folder = demo_drafter().display().to_string();
     let demo = demo_model().display().to_string();
+    let folder = demo_drafter().display().to_string();
     vec![
         words(&format!("serve {MODEL} --backend {backend} --drafter {DRAFTER}")),
         words(&format!("--backend {backend} serve {MODEL} --drafter={DRAFTER}")),
@@ -212,7 +212,7 @@ depth_max = 3
 #[test]
 fn the_manifest_decides_and_not_the_backends_name() {
     let ask = |drafters: &str, drafter: &str| {
-        let marked = Marked::new(|plugin| plugin.append(drafters));
+        let marked = Marked::new(|plugin| plugin.drafting(drafters));
         let model = demo_model().display().to_string();
         let words = ["serve", &model, "--backend", "rocm", "--drafter", drafter].map(String::from);
         let outcome = marked.run(&words);
@@ -224,8 +224,8 @@ fn the_manifest_decides_and_not_the_backends_name() {
     outcome.exits(1).says_only(SENTENCE);
     assert!(!ran);
     // With an external kind declared it is no longer this rule that decides.
-    let folder = demo_drafter().display().to_string();
-    for (drafters, drafter) in [(DFLASH2, DRAFTER), (DFLASH2, &*folder), (DFLASH, DRAFTER)] {
+    let unfit = workspace().join("tests/goldens/dflash/v2-qwen/drafter").display().to_string();
+    for (drafters, drafter) in [(DFLASH2, DRAFTER), (DFLASH2, &*unfit), (DFLASH, DRAFTER)] {
         let (outcome, ran) = ask(drafters, drafter);
         let line = outcome.refusal();
         assert!(line.contains("--drafter") && !line.contains("runs no"), "{drafter}: {line}");
@@ -279,7 +279,7 @@ fn one_backend_refuses_while_the_other_serves() {
     let sandbox = Sandbox::new();
     let folder = sandbox.plugins();
     marked_hip(&sandbox.path().join("marker")).build_in(&folder);
-    let other = faulty("").renamed("other").append(DFLASH2).build_in(&folder);
+    let other = faulty("").renamed("other").drafting(DFLASH2).build_in(&folder);
     let run = |backend: &str| {
         let words = ["serve", MODEL, "--drafter", DRAFTER, "--backend", backend, "--plugin-path"];
         sandbox.tensorfold(words).arg(&folder).run()

@@ -4,7 +4,7 @@ mod support;
 
 use serde_json::{Value, json};
 use support::replies::{CHAT, start};
-use support::{Sandbox, demo_model};
+use support::{Sandbox, demo_drafter, demo_model};
 
 /// A question whose answer the demo knows by heart, so that its head guesses much of it.
 fn question(temperature: f64, more: &[(&str, Value)]) -> Value {
@@ -48,6 +48,44 @@ fn the_checkpoints_own_head_drafts_and_changes_no_reply() {
     assert!(drafted > 0, "no draft was ever made");
     let health = drafting.get("/health").json();
     assert!(health["drafted_total"].as_u64().unwrap() >= drafted, "{health}");
+}
+
+#[test]
+fn a_dflash2_drafter_drafts_and_changes_no_reply() {
+    let sandbox = Sandbox::new();
+    let drafter = demo_drafter().display().to_string();
+    let drafting = start(&sandbox, &demo_model(), &["--drafter", &drafter]);
+    let serial = start(&sandbox, &demo_model(), &["--no-drafts"]);
+    assert!(drafting.said_on_stdout().contains("drafts: on"));
+    let (mut drafted, mut accepted) = (0, 0);
+    for temperature in [0.0, 0.9, 0.0] {
+        let with = drafting.post(CHAT, &question(temperature, &[])).json();
+        let without = serial.post(CHAT, &question(temperature, &[])).json();
+        assert_eq!(with["choices"], without["choices"]);
+        assert_eq!(without["speculative"]["drafted"], json!(0));
+        let proposers = &with["speculative"]["proposer"];
+        drafted += proposers["dflash2"]["drafted"].as_u64().unwrap_or_default();
+        accepted += proposers["dflash2"]["accepted"].as_u64().unwrap_or_default();
+        // It drafts in the head's place.
+        assert!(proposers["mtp"].is_null(), "{with}");
+    }
+    assert!(drafted > 0 && accepted > 0, "{accepted} of {drafted} drafts were accepted");
+    let health = drafting.get("/health").json();
+    assert!(health["accepted_total"].as_u64().unwrap() >= accepted, "{health}");
+}
+
+#[test]
+fn a_drafter_and_the_head_draft_side_by_side_where_both_are_asked_for() {
+    let sandbox = Sandbox::new();
+    let drafter = demo_drafter().display().to_string();
+    let drafting = start(&sandbox, &demo_model(), &["--drafter", &drafter, "--mtp-drafts", "2"]);
+    let serial = start(&sandbox, &demo_model(), &["--no-drafts"]);
+    for temperature in [0.0, 0.9] {
+        let with = drafting.post(CHAT, &question(temperature, &[])).json();
+        let without = serial.post(CHAT, &question(temperature, &[])).json();
+        assert_eq!(with["choices"], without["choices"]);
+        assert_eq!(with["usage"]["completion_tokens"], without["usage"]["completion_tokens"]);
+    }
 }
 
 #[test]

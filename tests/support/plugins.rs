@@ -61,6 +61,13 @@ impl NativePlugin {
         self
     }
 
+    /// Adds drafters to the manifest, and the interfaces that drive them.
+    pub(crate) fn drafting(self, tables: &str) -> NativePlugin {
+        const ENGINE: &str = "\"tensorfold.engine/1\"";
+        self.replace(ENGINE, &format!("{ENGINE}, \"tensorfold.mtp/1\", \"tensorfold.dflash/1\""))
+            .append(tables)
+    }
+
     /// Adds to the manifest's end.
     pub(crate) fn append(mut self, text: &str) -> NativePlugin {
         self.manifest.push_str(text);

@@ -32,7 +32,7 @@ pub(super) fn check_document(document: &DeTable<'_>, report: &mut Report<'_>) ->
         if let Some(spec) = root.key(name) {
             check_value(report, name, value, spec.kind);
         } else if name == "drafters" {
-            check_drafters(report, value);
+            check_drafters(report, value, document);
         } else if let Some(spec) = table(name).filter(|spec| spec.shape != TableShape::Inline) {
             check_shape(report, spec, value);
         } else {
@@ -121,7 +121,7 @@ fn check_shape(report: &mut Report<'_>, spec: &TableSpec, value: &Spanned<DeValu
 
 /// Known kinds are checked; the tables of unknown ones are let be, since a
 /// later vocabulary may give them other keys.
-fn check_drafters(report: &mut Report<'_>, value: &Spanned<DeValue<'_>>) {
+fn check_drafters(report: &mut Report<'_>, value: &Spanned<DeValue<'_>>, document: &DeTable<'_>) {
     let DeValue::Table(kinds) = value.get_ref() else {
         report.wrong(Some(value.span()), "drafters", found(value.get_ref()), "tables `[drafters.KIND]`");
         return;
@@ -135,9 +135,32 @@ fn check_drafters(report: &mut Report<'_>, value: &Spanned<DeValue<'_>>) {
             continue;
         };
         match DrafterKind::from_id(name) {
-            Some(kind) => check_table(report, &path, value.span(), keys, drafter_table(kind)),
+            Some(kind) => {
+                check_table(report, &path, value.span(), keys, drafter_table(kind));
+                check_interface(report, &path, value.span(), kind, document);
+            }
             None => note_word(report, "drafters", key.span(), name, Words::Drafters),
         }
+    }
+}
+
+/// A drafter without the interface that it is driven by would be a promise
+/// that nobody can keep.
+fn check_interface(
+    report: &mut Report<'_>,
+    path: &str,
+    span: Range<usize>,
+    kind: DrafterKind,
+    document: &DeTable<'_>,
+) {
+    let Some(interface) = kind.interface() else { return };
+    let listed = document.get("abi").and_then(|abi| abi.get_ref().get("interfaces"));
+    let Some(DeValue::Array(listed)) = listed.map(Spanned::get_ref) else { return };
+    let family = interface.split('/').next().unwrap_or(interface);
+    let offers = |id: &str| id.split('/').next() == Some(family);
+    if !listed.iter().any(|id| matches!(id.get_ref(), DeValue::String(id) if offers(id))) {
+        let wanted = format!("\"{interface}\" among abi.interfaces");
+        report.wrong(Some(span), path, "no interface that drives it", wanted);
     }
 }
 

@@ -25,7 +25,7 @@ major = 1
 minor = 2
 min_host_minor = 0
 host = ">=0.3, <0.5"
-interfaces = ["tensorfold.backend/1", "tensorfold.engine/1"]
+interfaces = ["tensorfold.backend/1", "tensorfold.engine/1", "tensorfold.mtp/1"]
 host_interfaces = ["tensorfold.host/1"]
 
 [target]
@@ -505,4 +505,24 @@ fn a_sample_with_any_line_dropped_is_read_or_refused_by_name() {
             }
         }
     }
+}
+
+#[test]
+fn a_drafter_needs_the_interface_that_drives_it() {
+    const EXTERNAL: &str = "revision = { min = 1, max = 1 }\nblock_max = 8\n";
+    for (text, table) in [
+        (with(SAMPLE, ", \"tensorfold.mtp/1\"", ""), "drafters.mtp"),
+        (
+            with(SAMPLE, "[drafters.mtp]", &format!("[drafters.dflash]\n{EXTERNAL}[drafters.mtp]")),
+            "drafters.dflash",
+        ),
+    ] {
+        let refused = Manifest::parse(text.as_bytes(), "m.toml").unwrap_err().to_string();
+        let wanted = format!("{table}: found no interface that drives it");
+        assert!(refused.contains(&wanted), "{refused}");
+        assert!(refused.contains("among abi.interfaces"), "{refused}");
+    }
+    // What no interface drives yet needs none.
+    let eagle = format!("[drafters.eagle3]\n{EXTERNAL}[drafters.mtp]");
+    parse(&with(SAMPLE, "[drafters.mtp]", &eagle));
 }

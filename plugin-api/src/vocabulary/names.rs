@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
+use crate::abi::{DFLASH_INTERFACE, MTP_INTERFACE};
+
 /// One name and what it means.
 #[derive(Clone, Copy, Debug)]
 pub struct Word {
@@ -61,6 +63,17 @@ impl DrafterKind {
         DrafterKind::Eagle,
         DrafterKind::Eagle3,
     ];
+
+    /// The interface by which a plugin's drafters of this kind are driven;
+    /// `None` for what the host does by itself, and for kinds that have none
+    /// yet.
+    pub fn interface(self) -> Option<&'static str> {
+        match self {
+            DrafterKind::Mtp => Some(MTP_INTERFACE),
+            DrafterKind::Dflash | DrafterKind::Dflash2 => Some(DFLASH_INTERFACE),
+            DrafterKind::Copy | DrafterKind::Dspark | DrafterKind::Eagle | DrafterKind::Eagle3 => None,
+        }
+    }
 
     /// The name in manifests and JSON.
     pub const fn id(self) -> &'static str {

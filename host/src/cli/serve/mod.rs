@@ -7,7 +7,7 @@
 
 pub(super) mod admission;
 pub(super) mod drafter;
-mod head;
+mod drafting;
 mod keeping;
 mod opening;
 mod options;
@@ -106,7 +106,7 @@ pub(in crate::cli) fn run(
         opened => opened?,
     };
     let source = Arc::new(CheckpointSource::new(checkpoint));
-    let drafter = drafter.map(Arc::new);
+    let drafter = drafter.map(|files| drafting::External { files: Arc::new(files), named: true });
     let engine = opening::open_engine(&mut admitted, &device, source.clone(), drafter, flags)?;
     let engine_options = EngineOptions {
         context: engine.context,

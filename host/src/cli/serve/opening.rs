@@ -11,12 +11,11 @@ use tensorfold_plugin_api::plugin::MemoryPlan;
 use tensorfold_plugin_api::vocabulary::{GivenFlags, kv_dtype_name};
 
 use super::admission::Admitted;
-use super::head;
+use super::drafting::{External, Planned, Unplanned};
 use super::keeping;
 use crate::checkpoint::CheckpointSource;
 use crate::cli::{Failure, hint};
-use crate::drafter::DrafterFiles;
-use crate::engine::{BlockDrafter, Drafters, PrefixOptions};
+use crate::engine::{Drafters, PrefixOptions};
 use crate::plugins::environment::Environment;
 use crate::plugins::lifecycle::{Code, Finding, State, one_line};
 use crate::plugins::load;
@@ -157,7 +156,7 @@ pub(super) fn open_engine(
     admitted: &mut Admitted,
     device: &Arc<DeviceClient>,
     source: Arc<CheckpointSource>,
-    drafter: Option<Arc<DrafterFiles>>,
+    drafter: Option<External>,
     flags: &GivenFlags,
 ) -> Result<OpenEngine, Failure> {
     let window = source.checkpoint().spec.context_window;
@@ -181,13 +180,10 @@ pub(super) fn open_engine(
         return Err(record(admitted, does_not_fit(&plan, &setup)));
     }
     setup.lanes = fits;
-    let head = match plan_head(admitted, device, &source, &plan, &setup, flags)? {
-        Some(lanes) => {
-            setup.lanes = lanes;
-            true
-        }
-        None => false,
-    };
+    let mut planned = Planned::new(admitted, device, &source, &setup, drafter, flags)
+        .map_err(|unplanned| no_drafter(admitted, unplanned))?;
+    let least = if asked.is_some() { setup.lanes } else { 1 };
+    setup.lanes = planned.lanes(&plan, &setup, least).map_err(|unplanned| no_drafter(admitted, unplanned))?;
     let offered = admitted
         .manifest
         .features_for(&source.checkpoint().spec.family)
@@ -201,22 +197,8 @@ pub(super) fn open_engine(
             ControlFlow::Continue(())
         })
         .map_err(|error| failure(admitted, engine_code(&error), &error))?;
-    let mut drafters = Drafters::default();
-    if head {
-        let drafts = head::open(&mut client, &name);
-        drafters.mtp = Some(drafts.map_err(|error| failure(admitted, engine_code(&error), &error))?);
-    }
-    if let Some(drafter) = drafter {
-        let name = drafter.drafter().name.clone();
-        let second = drafter.drafter().spec.refinement.is_some();
-        let drafts = client
-            .open_dflash(drafter, |done, total, what| {
-                tracing::info!(done, total, "{what} {name}");
-                ControlFlow::Continue(())
-            })
-            .map_err(|error| failure(admitted, engine_code(&error), &error))?;
-        drafters.block = Some(BlockDrafter { second, drafts });
-    }
+    let drafters =
+        planned.open(&mut client, &name).map_err(|error| failure(admitted, engine_code(&error), &error))?;
     let info = client.info().map_err(|error| failure(admitted, Code::EngineFailed, &error))?;
     advance(admitted, State::EngineOpen);
     if !info.description.is_empty() {
@@ -233,44 +215,16 @@ pub(super) fn open_engine(
     })
 }
 
-/// Requests that run at once when the model's own head drafts for them; `None` where it does not. What nobody asked for
-/// is left out with a line that says why.
-///
-/// # Errors
-/// When the head was asked for and cannot be had.
-fn plan_head(
-    admitted: &mut Admitted,
-    device: &DeviceClient,
-    source: &CheckpointSource,
-    model: &MemoryPlan,
-    setup: &EngineSetup,
-    flags: &GivenFlags,
-) -> Result<Option<u32>, Failure> {
-    let planned = match head::plan(admitted, device, source, setup, flags) {
-        Ok(None) => return Ok(None),
-        Ok(Some(planned)) => planned,
-        Err(error) if head::is_asked_for(flags) => {
-            return Err(failure(admitted, engine_code(&error), &error));
+/// A drafter that was asked for and cannot be had.
+fn no_drafter(admitted: &mut Admitted, unplanned: Unplanned) -> Failure {
+    match unplanned {
+        Unplanned::Refused(error) => failure(admitted, engine_code(&error), &error),
+        Unplanned::NoMemory(what) => {
+            let finding = Finding::error(Code::MemoryPlan, what);
+            let fix = "lower --parallel or --context, or serve with --drafter none and --mtp-drafts 0";
+            record(admitted, finding.fix(fix))
         }
-        Err(error) => {
-            hint(&format!("the checkpoint's own head does not draft: {}", one_line(&error.message)));
-            return Ok(None);
-        }
-    };
-    let lanes = head::lanes_beside(model, &planned, setup.lanes);
-    let needed = if flags.integer("--parallel").is_some() { setup.lanes } else { 1 };
-    if lanes >= needed {
-        return Ok(Some(lanes));
     }
-    let what = format!("there is no memory for it beside {needed} requests of {} tokens", setup.context);
-    if head::is_asked_for(flags) {
-        let finding =
-            Finding::error(Code::MemoryPlan, format!("the checkpoint's own head cannot draft: {what}"))
-                .fix("lower --parallel or --context, or serve with --mtp-drafts 0");
-        return Err(record(admitted, finding));
-    }
-    hint(&format!("the checkpoint's own head does not draft: {what}"));
-    Ok(None)
 }
 
 fn does_not_fit(plan: &MemoryPlan, setup: &EngineSetup) -> Finding {

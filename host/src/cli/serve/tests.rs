@@ -28,6 +28,7 @@ const SECOND: &str = "[drafters.dflash2]\nrevision = { min = 1, max = 1 }\nblock
 fn judged(drafters: &str, model: &str, drafter: &str, driven: &[DrafterKind]) -> Result<Admitted, String> {
     let manifest = manifest_text("backend-one")
         .replace("formats = [\"bf16\"]", "formats = [\"bf16\", \"mlx-q4\"]")
+        .replace("\"tensorfold.engine/1\"", "\"tensorfold.engine/1\", \"tensorfold.dflash/1\"")
         + drafters;
     let (root, _) = installed_with(&[("backend-one", manifest)]);
     let arguments = ModelArguments {

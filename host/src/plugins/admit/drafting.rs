@@ -127,7 +127,10 @@ pub(super) fn mtp_confidence(subject: &Subject<'_>) -> Vec<Refusal> {
 
 /// What the plugin promises and this host can not drive is refused, not left unused.
 pub(super) fn host_drafts(subject: &Subject<'_>) -> Vec<Refusal> {
-    let driven = &subject.facts.host.drafters;
+    let drives = |kind: DrafterKind| {
+        let spoken = |id: &str| subject.manifest.abi.interfaces.contains(id);
+        subject.facts.host.drafters.contains(&kind) && kind.interface().is_none_or(spoken)
+    };
     let refuse = |flag: &str| {
         let sentence = sentences::flag_not_served(flag, sentences::Server::Host, "serve without it");
         vec![unsupported(subject, sentence)]
@@ -136,14 +139,12 @@ pub(super) fn host_drafts(subject: &Subject<'_>) -> Vec<Refusal> {
         // Before the drafter's kind is known, any kind that could be meant counts.
         let meant = |kind: &DrafterKind| subject.facts.drafter.is_none_or(|drafter| drafter.kind == *kind);
         let mut promised = subject.manifest.external_kinds().filter(meant).peekable();
-        if promised.peek().is_some() && !promised.any(|kind| driven.contains(&kind)) {
+        if promised.peek().is_some() && !promised.any(drives) {
             return refuse("--drafter");
         }
     }
     match first_head_flag(subject.flags) {
-        Some(flag) if subject.manifest.mtp().is_some() && !driven.contains(&DrafterKind::Mtp) => {
-            refuse(flag.flag.name)
-        }
+        Some(flag) if subject.manifest.mtp().is_some() && !drives(DrafterKind::Mtp) => refuse(flag.flag.name),
         _ => Vec::new(),
     }
 }

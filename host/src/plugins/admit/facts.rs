@@ -57,8 +57,8 @@ impl HostFacts {
             backend_interfaces: vec![BACKEND_INTERFACE],
             engine_interfaces: vec![ENGINE_INTERFACE],
             host_interfaces: vec![HOST_INTERFACE],
-            // External drafters are not qualified with any plugin yet, and rounds are driven by one process.
-            drafters: vec![DrafterKind::Mtp],
+            drafters: vec![DrafterKind::Mtp, DrafterKind::Dflash, DrafterKind::Dflash2],
+            // Rounds are driven by one process.
             runs_ranks: false,
         }
     }

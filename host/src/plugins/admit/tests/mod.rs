@@ -29,7 +29,7 @@ library = "libtensorfold_backend_hip.so"
 [abi]
 major = 1
 minor = 0
-interfaces = ["tensorfold.backend/1", "tensorfold.engine/1"]
+interfaces = ["tensorfold.backend/1", "tensorfold.engine/1", "tensorfold.mtp/1", "tensorfold.dflash/1"]
 host_interfaces = ["tensorfold.host/1"]
 [target]
 os = "linux"

@@ -60,7 +60,8 @@ fn versions_that_do_not_meet_are_refused_with_the_side_to_replace() {
     assert_eq!(
         judged("\"tensorfold.engine/1\"", "\"tensorfold.engine/9\"", ""),
         "plugin backend-hip 0.4.2 (/p/hip.so): it offers no engine interface that this host speaks; wanted \
-         tensorfold.engine/1, found tensorfold.backend/1, tensorfold.engine/9; install the plugin's release for this \
+         tensorfold.engine/1, found tensorfold.backend/1, tensorfold.dflash/1, tensorfold.engine/9, \
+         tensorfold.mtp/1; install the plugin's release for this \
          tensorfold"
     );
     assert!(

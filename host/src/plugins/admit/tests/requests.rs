@@ -157,6 +157,16 @@ fn a_promise_that_this_host_can_not_keep_is_refused_and_not_left_unused() {
     assert_eq!(judged(HIP, "--mtp-drafts=2"), not_yet("--mtp-drafts"));
     assert_eq!(judged(HIP, "--tp=2 --master=m"), not_yet("--tp"));
     assert_eq!(judged(HIP, "--master=m"), not_yet("--master"));
+    // A later interface than this host speaks drives nothing here.
+    let both = HostFacts { drafters: vec![DrafterKind::Mtp, DrafterKind::Dflash2], ..able_host() };
+    let later = drafting().replace("tensorfold.mtp/1", "tensorfold.mtp/2");
+    let later = later.replace("tensorfold.dflash/1", "tensorfold.dflash/2");
+    for (text, told) in [(drafting(), "served".to_owned()), (later, not_yet("--drafter"))] {
+        let (manifest, flags) = (manifest(&text), flags("--drafter=a/b"));
+        let facts = Facts::of_host(&both);
+        let said = admit_early(&Subject { manifest: &manifest, path: None, flags: &flags, facts: &facts });
+        assert_eq!(said.map_or_else(|refusal| refusal.to_string(), |()| "served".to_owned()), told);
+    }
     assert_eq!(judged(HIP, "--tp=1 --rank=0 --master= --master-port=29551"), "served");
 }
 
