@@ -12,7 +12,7 @@ use tensorfold_kernels::executor::{
 };
 use tensorfold_kernels::weights::Tensors;
 use tensorfold_plugin_api::drafter_spec::DrafterSpec;
-use tensorfold_plugin_api::sampling::Sampling;
+use tensorfold_plugin_api::sampling::{AllowedTokens, Sampling};
 
 struct Demo {
     model: Checkpoint,
@@ -111,6 +111,49 @@ fn the_trained_drafters_blocks_are_those_of_the_reference() {
     }
     // A near tie may go the other way, and with it a round.
     assert!((made / wanted_rounds - 1.0).abs() < 0.03, "{made} rounds, {wanted_rounds} in float64");
+}
+
+#[test]
+fn rounds_keep_the_rows_that_the_stored_rounds_keep() {
+    let demo = Demo::open();
+    let mut executor = demo.executor();
+    let rounds = json("goldens/dflash/unit/greedy_round.json");
+    let rounds = rounds.as_array().unwrap();
+    assert_eq!(rounds.len(), 11);
+    for case in rounds {
+        let (history, drafts, target) =
+            (ids(&case["history"]), ids(&case["drafts"]), ids(&case["target_argmax"]));
+        let (&anchor, before) = history.split_last().unwrap();
+        let mut lane = executor.open_lane().unwrap();
+        round(&mut executor, &mut lane, (before, 0), block(0), Sampling::GREEDY);
+        // A mask with one id in it makes the model say what the case's target says.
+        let words = AllowedTokens::words_for(8180);
+        let mut allowed = vec![0; words * target.len()];
+        for (row, &token) in target.iter().enumerate() {
+            allowed[row * words + token as usize / 32] = 1 << (token % 32);
+        }
+        let fed = [&[anchor], &drafts[..]].concat();
+        let mut step = step(&mut lane, &fed, drafts.len(), target.len(), Sampling::GREEDY);
+        (step.allowed, step.next_drafts) = (&allowed, block(7));
+        let got = executor.round(&mut [step]).unwrap().lanes.remove(0);
+        let accepted = case["accepted"].as_u64().unwrap() as usize;
+        assert_eq!(got.accepted, accepted, "{case}");
+        let drawn: Vec<u32> = got.draws.iter().map(|draw| draw.token.unwrap()).collect();
+        // What is new ends earlier where the reply ends, which the host sees to.
+        let new = ids(&case["new"]);
+        assert_eq!(drawn[..new.len()], new, "{case}");
+        assert_eq!(drawn, target[..=accepted], "{case}");
+        if case["finish"].is_null() {
+            assert_eq!(lane.position() as u64, case["kv_end"].as_u64().unwrap(), "{case}");
+            assert_eq!(case["taps_absorbed"][1], case["kv_end"]);
+        }
+        // The drafter has taken in the same rows, no more and no fewer.
+        assert_eq!(case["taps_absorbed"][0].as_u64().unwrap() as usize, before.len());
+        for cache in lane.block_layers() {
+            assert_eq!(cache.tokens(), lane.position(), "{case}");
+        }
+        executor.close_lane(lane);
+    }
 }
 
 #[test]

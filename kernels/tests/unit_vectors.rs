@@ -83,6 +83,48 @@ fn the_gated_delta_rule_matches_over_seventy_tokens() {
 }
 
 #[test]
+fn the_convolution_matches_and_keeps_its_last_rows() {
+    const CHANNELS: usize = 24;
+    const ROWS: usize = 6;
+    const BEFORE: usize = 3;
+    let vectors = Vectors::open("goldens/unit/ops.safetensors");
+    // Heads are multiples of a vector, so half of the channels stay empty.
+    let spec = GatedDeltaSpec {
+        key_heads: 1,
+        value_heads: 1,
+        key_head_size: 16,
+        value_head_size: 16,
+        convolution_kernel: BEFORE as u32 + 1,
+    };
+    let width = spec.channels() as usize;
+    let widened = |rows: &[f32]| -> Vec<f32> {
+        rows.chunks(CHANNELS).flat_map(|row| [row, &vec![0.0; width - CHANNELS]].concat()).collect()
+    };
+    let filter = vectors.f32("conv.w");
+    let by_tap: Vec<f32> = (0..=BEFORE)
+        .flat_map(|tap| (0..CHANNELS).map(move |c| (tap, c)))
+        .map(|(tap, c)| filter[c * 4 + tap])
+        .collect();
+    let taps = widened(&by_tap);
+    let mut device = device();
+    let mut convolve = |state: &_, rows: &[f32]| {
+        let mut next = device.delta_state(&spec).unwrap();
+        let mut out = vec![0.0; rows.len()];
+        let target = DeltaTarget::State(&mut next);
+        let mut lanes = [DeltaLane { rows: 0..rows.len() / width, state, target }];
+        device.convolve(&spec, &mut lanes, &rows.to_vec(), &taps, &mut out).unwrap();
+        (next, out)
+    };
+    let fresh = self::device().delta_state(&spec).unwrap();
+    // What came before are the rows that a lane had been fed.
+    let (state, _) = convolve(&fresh, &widened(&vectors.f32("conv.state")));
+    let (state, out) = convolve(&state, &widened(&vectors.f32("conv.x")));
+    assert_eq!(out.len(), ROWS * width);
+    assert!(difference(&out, &widened(&vectors.f32("conv.y"))) <= 1e-5);
+    assert_eq!(state.window(), widened(&vectors.f32("conv.state_out")));
+}
+
+#[test]
 fn norms_match() {
     let vectors = Vectors::open("goldens/unit/ops.safetensors");
     let (x, w, z) = (vectors.f32("norm.x"), vectors.f32("norm.w"), vectors.f32("norm.z"));

@@ -233,3 +233,55 @@ fn a_watch_can_end_the_reply_at_a_replaced_token() {
     let settled = prompt(&mut lane, &one(2));
     assert_eq!((settled.tokens, settled.end), (vec![20, 21], Some(FinishReason::Watch)));
 }
+
+/// A stored round: what a target's greedy choices make of some drafts.
+#[derive(serde::Deserialize)]
+struct StoredRound {
+    name: String,
+    /// The last of them is not fed yet.
+    history: Vec<u32>,
+    drafts: Vec<u32>,
+    target_argmax: Vec<u32>,
+    room: u32,
+    stop_tokens: BTreeSet<u32>,
+    new: Vec<u32>,
+    finish: Option<String>,
+    kv_end: u32,
+}
+
+#[test]
+fn a_round_ends_a_reply_where_the_stored_rounds_end_it() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/dflash/unit/greedy_round.json");
+    let rounds: Vec<StoredRound> = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    assert_eq!(rounds.len(), 11);
+    for round in rounds {
+        let (&anchor, before) = round.history.split_last().unwrap();
+        let max_tokens = round.room + 1;
+        let mut lane =
+            lane(GenerationRequest { stop_tokens: round.stop_tokens.clone(), ..request(before, max_tokens) });
+        assert!(lane.prepare_prompt(64, &guide(LIMITS, 3)));
+        lane.settle(&with_next(&[anchor], &round.drafts), Instant::now());
+        lane.prepare_reply(&guide(LIMITS, 3));
+        let rows = lane.rows();
+        let drafts = &rows.tokens[1..];
+        // What there is no room for is not fed at all: room n takes n - 1 drafts and the token after them.
+        let useful = round.drafts.len().min(round.room as usize - 1);
+        assert_eq!((rows.tokens[0], drafts), (anchor, &round.drafts[..useful]), "{}", round.name);
+        let accepted = drafts.iter().zip(&round.target_argmax).take_while(|(a, b)| a == b).count();
+        let drawn = answer(&round.target_argmax[..=accepted], accepted as u32);
+        let settled = lane.settle(&drawn, Instant::now());
+        let (finish, counted) = match settled.end {
+            None => (None, settled.tokens.clone()),
+            Some(FinishReason::Length) => (Some("length"), settled.tokens.clone()),
+            Some(FinishReason::StopToken(stop)) => (Some("stop"), [&settled.tokens[..], &[stop]].concat()),
+            Some(other) => panic!("{}: {other:?}", round.name),
+        };
+        assert_eq!((counted, finish), (round.new, round.finish.as_deref()), "{}", round.name);
+        // A reply that has ended goes on from nowhere: its lane is closed, and what it holds is kept by nobody.
+        if settled.end.is_none() {
+            assert_eq!(lane.position, round.kv_end, "{}", round.name);
+            lane.prepare_reply(&guide(LIMITS, 0));
+            assert_eq!(lane.rows().tokens, &drawn.tokens[accepted..], "{}", round.name);
+        }
+    }
+}
