@@ -98,3 +98,69 @@ fn asked_for_drafts_that_cannot_be_had_are_refused() {
     let line = "tensorfold: --mtp-drafts: this checkpoint has no MTP head; serve without --mtp-drafts";
     outcome.exits(1).says_only(line);
 }
+
+/// The demo with the norms of its head stored as what is to be added to one, which nothing about its form tells.
+fn with_other_norms(sandbox: &Sandbox) -> std::path::PathBuf {
+    let folder = sandbox.folder("other-norms");
+    for entry in std::fs::read_dir(demo_model()).unwrap().flatten() {
+        std::fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+    }
+    let path = folder.join("mtp-4bit.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..start]).unwrap();
+    let norms = header.as_object().unwrap().iter().filter(|(name, _)| name.contains("norm"));
+    let mut changed = 0;
+    for (_, tensor) in norms {
+        assert_eq!(tensor["dtype"], "BF16");
+        let offset = |place: usize| start + tensor["data_offsets"][place].as_u64().unwrap() as usize;
+        for weight in bytes[offset(0)..offset(1)].chunks_exact_mut(2) {
+            let stored = f32::from_bits(u32::from(u16::from_le_bytes([weight[0], weight[1]])) << 16);
+            let shifted = ((stored - 1.0).to_bits() >> 16) as u16;
+            weight.copy_from_slice(&shifted.to_le_bytes());
+        }
+        changed += 1;
+    }
+    assert_eq!(changed, 7, "three around the layer's entry, four in it");
+    std::fs::write(&path, bytes).unwrap();
+    folder
+}
+
+#[test]
+fn a_head_whose_norms_are_read_the_wrong_way_is_noticed_and_read_the_other_way() {
+    let sandbox = Sandbox::new();
+    let other = with_other_norms(&sandbox);
+    let server = start(&sandbox, &other, &[]);
+    let said = server.said();
+    assert!(
+        said.contains("the norms of the checkpoint's own head are not stored as its form says"),
+        "{said}"
+    );
+    let plain = start(&sandbox, &demo_model(), &["--no-drafts"]);
+    let (mut drafted, mut accepted) = (0, 0);
+    for temperature in [0.0, 0.5] {
+        let reply = server.post(CHAT, &question(temperature, &[])).json();
+        assert_eq!(reply["choices"], plain.post(CHAT, &question(temperature, &[])).json()["choices"]);
+        drafted += head(&reply)["drafted"].as_u64().unwrap_or_default();
+        accepted += head(&reply)["accepted"].as_u64().unwrap_or_default();
+    }
+    assert!(accepted * 4 > drafted && accepted > 0, "{accepted} of {drafted} held");
+    // The head as it is needs no such line.
+    let sound = start(&sandbox, &demo_model(), &[]);
+    assert!(!sound.said().contains("norms"), "{}", sound.said());
+}
+
+#[test]
+fn a_head_that_guesses_nothing_drafts_only_where_it_was_asked_for() {
+    let sandbox = Sandbox::new();
+    // Its weights are chance.
+    let untrained = support::workspace().join("tests/goldens/tiny-qwen3_5-mlx-4bit");
+    let silent = start(&sandbox, &untrained, &[]);
+    let said = silent.said();
+    assert!(said.contains("the checkpoint's own head does not draft: of 24 guesses"), "{said}");
+    let asked = start(&sandbox, &untrained, &["--mtp-drafts", "2"]);
+    let said = asked.said();
+    assert!(said.contains("warning: the checkpoint's own head guesses hardly anything right"), "{said}");
+    let body = question(0.8, &[]);
+    assert_eq!(silent.post(CHAT, &body).json()["choices"], asked.post(CHAT, &body).json()["choices"]);
+}

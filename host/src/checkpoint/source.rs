@@ -1,5 +1,7 @@
 //! A checkpoint as the border hands it to a plugin.
 
+use std::sync::Arc;
+
 use tensorfold_plugin_api::host::{ModelSource, ModelTensor, TensorSource};
 use tensorfold_plugin_api::model_spec::ModelSpec;
 use tensorfold_plugin_api::plugin::{Dtype, Packed};
@@ -10,7 +12,8 @@ use super::{Checkpoint, ElementType, Tensor};
 /// an engine uses it.
 #[derive(Debug)]
 pub struct CheckpointSource {
-    checkpoint: Checkpoint,
+    checkpoint: Arc<Checkpoint>,
+    spec: ModelSpec,
     tensors: Vec<ModelTensor>,
 }
 
@@ -18,7 +21,12 @@ impl CheckpointSource {
     /// Wraps a checkpoint.
     pub fn new(checkpoint: Checkpoint) -> CheckpointSource {
         let tensors = checkpoint.tensors.iter().map(handed_on).collect();
-        CheckpointSource { checkpoint, tensors }
+        CheckpointSource { spec: checkpoint.spec.clone(), checkpoint: Arc::new(checkpoint), tensors }
+    }
+
+    /// The same files, described otherwise.
+    pub fn with_spec(&self, spec: ModelSpec) -> CheckpointSource {
+        CheckpointSource { checkpoint: Arc::clone(&self.checkpoint), spec, tensors: self.tensors.clone() }
     }
 
     /// The checkpoint.
@@ -60,7 +68,7 @@ impl TensorSource for CheckpointSource {
 
 impl ModelSource for CheckpointSource {
     fn spec(&self) -> &ModelSpec {
-        &self.checkpoint.spec
+        &self.spec
     }
 }
 

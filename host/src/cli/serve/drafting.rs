@@ -111,6 +111,11 @@ impl Planned {
         }
     }
 
+    /// Whether the user asked for drafts of the checkpoint's own head.
+    pub(super) fn head_is_asked_for(&self) -> bool {
+        self.head.as_ref().is_some_and(|head| head.asked)
+    }
+
     /// What the drafters take.
     pub(super) fn plans(&self) -> Vec<DrafterPlan> {
         self.candidates().map(|candidate| candidate.plan).collect()
@@ -124,15 +129,15 @@ impl Planned {
     ///
     /// # Errors
     /// What the plugin says.
-    pub(super) fn open(self, engine: &mut EngineClient, model: &str) -> Result<Drafters, PluginError> {
+    pub(super) fn open(&self, engine: &mut EngineClient, model: &str) -> Result<Drafters, PluginError> {
         let mut drafters = Drafters::default();
         if self.head.is_some() {
             drafters.mtp = Some(engine.open_mtp(progress(model))?);
         }
-        if let Some((_, files)) = self.external {
+        if let Some((_, files)) = &self.external {
             let name = files.drafter().name.clone();
             let second = files.drafter().spec.refinement.is_some();
-            let drafts = engine.open_dflash(files, progress(&name))?;
+            let drafts = engine.open_dflash(files.clone(), progress(&name))?;
             drafters.block = Some(BlockDrafter { second, drafts });
         }
         Ok(drafters)

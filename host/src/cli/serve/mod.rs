@@ -8,6 +8,7 @@
 pub(super) mod admission;
 pub(super) mod drafter;
 mod drafting;
+mod head_trial;
 mod keeping;
 mod opening;
 mod options;
@@ -107,7 +108,8 @@ pub(in crate::cli) fn run(
     };
     let source = Arc::new(CheckpointSource::new(checkpoint));
     let drafter = drafter.map(|files| drafting::External { files: Arc::new(files), named: true });
-    let engine = opening::open_engine(&mut admitted, &device, source.clone(), drafter, flags)?;
+    let trial = text.encode(head_trial::TEXT, true)?;
+    let engine = opening::open_engine(&mut admitted, &device, source.clone(), drafter, &trial, flags)?;
     let engine_options = EngineOptions {
         context: engine.context,
         lanes: engine.lanes,

@@ -12,7 +12,7 @@ use tensorfold_plugin_api::vocabulary::{GivenFlags, kv_dtype_name};
 
 use super::admission::Admitted;
 use super::drafting::{External, Planned, Unplanned};
-use super::keeping;
+use super::{head_trial, keeping};
 use crate::checkpoint::CheckpointSource;
 use crate::cli::{Failure, hint};
 use crate::engine::{Drafters, PrefixOptions};
@@ -148,7 +148,7 @@ fn label(device: &DeviceInfo) -> String {
     format!("{} ({}{place})", identity.index, one_line(&identity.name))
 }
 
-/// Loads the model, and the drafter where there is one.
+/// Loads the model, and the drafter where there is one. A head that drafts is tried on the tokens of `trial`.
 ///
 /// # Errors
 /// When the plugin refuses the model after all, or it does not fit.
@@ -157,6 +157,7 @@ pub(super) fn open_engine(
     device: &Arc<DeviceClient>,
     source: Arc<CheckpointSource>,
     drafter: Option<External>,
+    trial: &[u32],
     flags: &GivenFlags,
 ) -> Result<OpenEngine, Failure> {
     let window = source.checkpoint().spec.context_window;
@@ -191,14 +192,17 @@ pub(super) fn open_engine(
     let prefixes = keeping::prefixes(flags, &plan, setup.lanes, offered)
         .map_err(|finding| record(admitted, *finding))?;
     let name = admitted.name.clone();
-    let mut client = device
-        .open_engine(source, &setup, |done, total, what| {
+    let load = |source: Arc<CheckpointSource>| {
+        let mut client = device.open_engine(source, &setup, |done, total, what| {
             tracing::info!(done, total, "{what} {name}");
             ControlFlow::Continue(())
-        })
-        .map_err(|error| failure(admitted, engine_code(&error), &error))?;
-    let drafters =
-        planned.open(&mut client, &name).map_err(|error| failure(admitted, engine_code(&error), &error))?;
+        })?;
+        let drafters = planned.open(&mut client, &name)?;
+        Ok((client, drafters))
+    };
+    let tried = load(Arc::clone(&source))
+        .and_then(|loaded| head_trial::settle(loaded, &source, trial, planned.head_is_asked_for(), load));
+    let (client, drafters) = tried.map_err(|error| failure(admitted, engine_code(&error), &error))?;
     let info = client.info().map_err(|error| failure(admitted, Code::EngineFailed, &error))?;
     advance(admitted, State::EngineOpen);
     if !info.description.is_empty() {
