@@ -131,23 +131,22 @@ fn a_head_whose_norms_are_read_the_wrong_way_is_noticed_and_read_the_other_way()
     let sandbox = Sandbox::new();
     let other = with_other_norms(&sandbox);
     let server = start(&sandbox, &other, &[]);
+    server.wait_until_said("are not stored as its form says");
     let said = server.said();
-    assert!(
-        said.contains("the norms of the checkpoint's own head are not stored as its form says"),
-        "{said}"
-    );
+    let line = said.lines().find(|line| line.contains("are not stored as its form says")).expect(&said);
+    let counts: Vec<u32> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+    let [right, guesses, before, of] = counts[..] else { panic!("{line}") };
+    assert!(right * 8 > guesses && before * 8 <= of, "{line}");
     let plain = start(&sandbox, &demo_model(), &["--no-drafts"]);
-    let (mut drafted, mut accepted) = (0, 0);
     for temperature in [0.0, 0.5] {
         let reply = server.post(CHAT, &question(temperature, &[])).json();
         assert_eq!(reply["choices"], plain.post(CHAT, &question(temperature, &[])).json()["choices"]);
-        drafted += head(&reply)["drafted"].as_u64().unwrap_or_default();
-        accepted += head(&reply)["accepted"].as_u64().unwrap_or_default();
     }
-    assert!(accepted * 4 > drafted && accepted > 0, "{accepted} of {drafted} held");
     // The head as it is needs no such line.
     let sound = start(&sandbox, &demo_model(), &[]);
-    assert!(!sound.said().contains("norms"), "{}", sound.said());
+    sound.post(CHAT, &question(0.0, &[]));
+    let (status, said) = sound.stop();
+    assert!(status == 0 && !said.contains("norms"), "{said}");
 }
 
 #[test]
@@ -156,11 +155,9 @@ fn a_head_that_guesses_nothing_drafts_only_where_it_was_asked_for() {
     // Its weights are chance.
     let untrained = support::workspace().join("tests/goldens/tiny-qwen3_5-mlx-4bit");
     let silent = start(&sandbox, &untrained, &[]);
-    let said = silent.said();
-    assert!(said.contains("the checkpoint's own head does not draft: of 24 guesses"), "{said}");
+    silent.wait_until_said("the checkpoint's own head does not draft: of 24 guesses");
     let asked = start(&sandbox, &untrained, &["--mtp-drafts", "2"]);
-    let said = asked.said();
-    assert!(said.contains("warning: the checkpoint's own head guesses hardly anything right"), "{said}");
+    asked.wait_until_said("warning: the checkpoint's own head guesses hardly anything right");
     let body = question(0.8, &[]);
     assert_eq!(silent.post(CHAT, &body).json()["choices"], asked.post(CHAT, &body).json()["choices"]);
 }
