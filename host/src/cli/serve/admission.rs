@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use tensorfold_plugin_api::manifest::Manifest;
 use tensorfold_plugin_api::vocabulary::GivenFlags;
 
+use super::auto;
 use super::drafter::NamedDrafter;
-use crate::checkpoint;
+use crate::checkpoint::{self, HubCache};
 use crate::cli::arguments::ModelArguments;
 use crate::cli::hub::{self, Located, Remote};
 use crate::cli::{Failure, find_plugins, named_backend};
@@ -143,7 +144,15 @@ pub(super) fn judge(
         lines.extend(drafter.lines(&located));
     }
     merge(&mut admission.options)?;
-    lines.extend(drafter_line(flags, &manifest, host));
+    let drafter = match drafter {
+        Some(named) => Some(named),
+        None => {
+            let cache = HubCache::from_environment();
+            let choice = auto::choose(flags, &manifest, host, &located, &metadata, &cache);
+            lines.extend(choice.line);
+            choice.drafter
+        }
+    };
     lines.extend(admission.warnings.iter().map(ToString::to_string));
     if admission.context_cut {
         lines.push(format!(
@@ -209,21 +218,6 @@ fn choose(
     lines.push(format!("{warning}--backend auto: {}", choice.reason));
     lines.extend(choice.not_taken.into_iter().map(|reason| format!("not taken: {reason}")));
     Ok((choice.index, choice.fallback.then_some(choice.reason)))
-}
-
-/// What `--drafter auto` came to, where somebody asked for it: a drafter is never left out without a word.
-fn drafter_line(flags: &GivenFlags, manifest: &Manifest, host: &HostFacts) -> Option<String> {
-    let asked = flags.last("--drafter").is_some_and(|given| given.text == "auto");
-    if !asked || flags.has("--no-drafts") {
-        return None;
-    }
-    let driven = manifest.external_kinds().any(|kind| host.drafters.contains(&kind));
-    let reason = match (manifest.external_kinds().next(), driven) {
-        (None, _) => format!("the {} engine runs no external drafter", manifest.plugin.engine_name),
-        (Some(_), false) => "tensorfold drives no drafter of a kind that the engine runs yet".to_owned(),
-        (Some(_), true) => return None,
-    };
-    Some(format!("--drafter auto: none, since {reason}"))
 }
 
 /// The metadata of a model that can be opened.

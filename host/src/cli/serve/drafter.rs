@@ -16,10 +16,12 @@ use crate::plugins::admit::{self, DrafterFacts};
 /// The only revision of each kind that there is.
 const REVISION: u32 = 1;
 
-/// A drafter that was named and looked at.
+/// A drafter that was named, by the user or by `auto`, and looked at.
 pub(in crate::cli) struct NamedDrafter {
     /// As it was given.
     argument: String,
+    /// Whether the user named it, so that it is this one or none at all.
+    by_user: bool,
     located: Located,
     survey: Survey,
     facts: DrafterFacts,
@@ -55,9 +57,26 @@ impl NamedDrafter {
         let survey = drafter::survey(located.directory());
         let survey = survey.map_err(|error| about(&located.spoken(&error.to_string())))?;
         match drafter_facts(&survey) {
-            Some(facts) => Ok(NamedDrafter { argument: argument.into(), located, survey, facts }),
+            Some(facts) => {
+                Ok(NamedDrafter { argument: argument.into(), by_user: true, located, survey, facts })
+            }
             None => Err(about(&drafter::one_line(&survey.faults()))),
         }
+    }
+
+    /// One that nobody named, looked at already.
+    pub(super) fn found(
+        repository: &str,
+        located: Located,
+        survey: Survey,
+        facts: DrafterFacts,
+    ) -> NamedDrafter {
+        NamedDrafter { argument: repository.into(), by_user: false, located, survey, facts }
+    }
+
+    /// Whether the user named it.
+    pub(super) fn is_by_user(&self) -> bool {
+        self.by_user
     }
 
     /// What a manifest decides by.
@@ -137,7 +156,7 @@ impl NamedDrafter {
 }
 
 /// A name without what people spell differently.
-fn letters(name: &str) -> String {
+pub(super) fn letters(name: &str) -> String {
     name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase()
 }
 

@@ -125,20 +125,26 @@ impl Planned {
         self.external.iter().map(|(drafter, _)| drafter).chain(&self.head)
     }
 
-    /// Makes the drafters ready.
+    /// Makes the drafters ready. What nobody asked for is left out with a line where the plugin cannot.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// What the plugin says against one that was asked for.
     pub(super) fn open(&self, engine: &mut EngineClient, model: &str) -> Result<Drafters, PluginError> {
         let mut drafters = Drafters::default();
-        if self.head.is_some() {
-            drafters.mtp = Some(engine.open_mtp(progress(model))?);
+        if let Some(head) = &self.head {
+            match engine.open_mtp(progress(model)) {
+                Ok(drafts) => drafters.mtp = Some(drafts),
+                Err(error) if head.asked => return Err(error),
+                Err(error) => hint(&format!("{} does not draft: {}", head.name, one_line(&error.message))),
+            }
         }
-        if let Some((_, files)) = &self.external {
-            let name = files.drafter().name.clone();
+        if let Some((drafter, files)) = &self.external {
             let second = files.drafter().spec.refinement.is_some();
-            let drafts = engine.open_dflash(files.clone(), progress(&name))?;
-            drafters.block = Some(BlockDrafter { second, drafts });
+            match engine.open_dflash(files.clone(), progress(&files.drafter().name)) {
+                Ok(drafts) => drafters.block = Some(BlockDrafter { second, drafts }),
+                Err(error) if drafter.asked => return Err(error),
+                Err(error) => hint(&format!("{} does not draft: {}", drafter.name, one_line(&error.message))),
+            }
         }
         Ok(drafters)
     }

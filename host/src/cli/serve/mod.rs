@@ -6,6 +6,7 @@
 //! nothing of a later step has happened by then.
 
 pub(super) mod admission;
+mod auto;
 pub(super) mod drafter;
 mod drafting;
 mod head_trial;
@@ -24,6 +25,7 @@ use tensorfold_plugin_api::host::{DeviceClient, GAVE_UP};
 use tensorfold_plugin_api::vocabulary::GivenFlags;
 
 use self::admission::Admitted;
+use self::drafter::NamedDrafter;
 use super::arguments::ModelArguments;
 use super::{Failure, hint};
 use crate::checkpoint::{Checkpoint, CheckpointSource, GenerationDefaults};
@@ -73,7 +75,7 @@ pub(in crate::cli) fn run(
         drafter.forget_metadata();
     }
     // The smaller one first: what speaks against it is heard sooner.
-    let drafter = drafter.map(|drafter| drafter.open()).transpose()?;
+    let drafter = drafter.map_or(Ok(None), |drafter| external(*drafter))?;
     if let Some(remote) = remote {
         admitted.directory = remote.download()?;
     }
@@ -107,7 +109,6 @@ pub(in crate::cli) fn run(
         opened => opened?,
     };
     let source = Arc::new(CheckpointSource::new(checkpoint));
-    let drafter = drafter.map(|files| drafting::External { files: Arc::new(files), named: true });
     let trial = text.encode(head_trial::TEXT, true)?;
     let engine = opening::open_engine(&mut admitted, &device, source.clone(), drafter, &trial, flags)?;
     let engine_options = EngineOptions {
@@ -144,6 +145,19 @@ pub(in crate::cli) fn run(
         opening::end_process(0);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Gets a drafter ready to be loaded. One that nobody named is left out with a line where it cannot be had.
+fn external(drafter: NamedDrafter) -> Result<Option<drafting::External>, Failure> {
+    let named = drafter.is_by_user();
+    match drafter.open() {
+        Ok(files) => Ok(Some(drafting::External { files: Arc::new(files), named })),
+        Err(failure) if named => Err(failure),
+        Err(failure) => {
+            hint(&format!("no external drafter drafts: {}", failure.message));
+            Ok(None)
+        }
+    }
 }
 
 /// Opens the plugin and a device of it: first in a child, where it can do no harm.

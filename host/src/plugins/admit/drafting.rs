@@ -5,7 +5,7 @@ use tensorfold_plugin_api::vocabulary::{
     Code, DrafterKind, Given, GivenFlags, alternatives, format_covers, sentences,
 };
 
-use super::{DrafterFacts, Refusal, Subject};
+use super::{DrafterFacts, HostFacts, Refusal, Subject};
 
 /// Flags that ask for the checkpoint's own head.
 const HEAD_FLAGS: [&str; 2] = ["--mtp-drafts", "--mtp-confidence"];
@@ -47,6 +47,31 @@ pub(super) fn drafter_limits(subject: &Subject<'_>) -> Vec<Refusal> {
             vec![unsupported(subject, sentences::drafter_outside_limits(subject.engine(), &faults))]
         }
     }
+}
+
+/// What keeps a plugin from running a drafter that nobody named, as the end of a sentence about its engine.
+pub fn keeps_from_drafting(
+    manifest: &Manifest,
+    host: &HostFacts,
+    family: &str,
+    drafter: &DrafterFacts,
+    world: i64,
+) -> Option<String> {
+    let kind = drafter.kind;
+    let Some(table) = manifest.external_drafter(kind).filter(|_| manifest.drafts_for(family, kind)) else {
+        return Some(format!("runs no {} drafter with {family} checkpoints", kind.display_name()));
+    };
+    if !drives(manifest, host, kind) {
+        return Some(format!("offers no interface for {kind} drafters that this tensorfold speaks"));
+    }
+    let faults = faults(table, drafter, world);
+    (!faults.is_empty()).then(|| faults.join("; "))
+}
+
+/// Whether this host can drive drafters of a kind that the plugin lists.
+fn drives(manifest: &Manifest, host: &HostFacts, kind: DrafterKind) -> bool {
+    let spoken = |id: &str| manifest.abi.interfaces.contains(id);
+    host.drafters.contains(&kind) && kind.interface().is_none_or(spoken)
 }
 
 fn faults(table: &ExternalDrafter, drafter: &DrafterFacts, world: i64) -> Vec<String> {
@@ -127,10 +152,7 @@ pub(super) fn mtp_confidence(subject: &Subject<'_>) -> Vec<Refusal> {
 
 /// What the plugin promises and this host can not drive is refused, not left unused.
 pub(super) fn host_drafts(subject: &Subject<'_>) -> Vec<Refusal> {
-    let drives = |kind: DrafterKind| {
-        let spoken = |id: &str| subject.manifest.abi.interfaces.contains(id);
-        subject.facts.host.drafters.contains(&kind) && kind.interface().is_none_or(spoken)
-    };
+    let drives = |kind| drives(subject.manifest, subject.facts.host, kind);
     let refuse = |flag: &str| {
         let sentence = sentences::flag_not_served(flag, sentences::Server::Host, "serve without it");
         vec![unsupported(subject, sentence)]

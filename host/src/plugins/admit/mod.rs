@@ -24,7 +24,7 @@ use tensorfold_plugin_api::vocabulary::{Code, GivenFlags};
 
 use super::lifecycle::{Finding, Level};
 
-pub use drafting::wants_drafter_facts;
+pub use drafting::{keeps_from_drafting, wants_drafter_facts};
 pub use facts::{DrafterFacts, Facts, HostFacts, ModelFacts, OwnHead};
 pub use machine::agreement;
 pub use options::{PluginOptions, add_configured};
