@@ -211,6 +211,62 @@ fn forks_and_chunks_and_neighbours_draft_alike() {
 }
 
 #[test]
+fn pauses_of_any_length_leave_no_hole_in_what_the_drafter_knows() {
+    let demo = Demo::open();
+    let mut executor = demo.executor();
+    let prompt = demo.prompt(2);
+    let serial = generate(&mut executor, &prompt, 80, WARM);
+    // Around what waits at most, which is what a round can draw.
+    for rounds in [1, OUTPUT_ROWS - 1, OUTPUT_ROWS, OUTPUT_ROWS + 1, 2 * OUTPUT_ROWS + 3] {
+        let mut lane = executor.open_lane().unwrap();
+        round(&mut executor, &mut lane, (&prompt, 0), block(7), WARM);
+        for (index, token) in serial[..rounds].iter().enumerate() {
+            // Now and then a wrong draft, so that rows are taken back in between.
+            let wrong = (serial[index + 1] + 1) % 8000;
+            let fed = [*token, wrong];
+            let drafts = usize::from(index % 5 == 3);
+            round(&mut executor, &mut lane, (&fed[..1 + drafts], drafts), block(0), WARM);
+        }
+        let mut fork = executor.fork(&lane).unwrap();
+        // A lane that has the same text as its prompt knows all of it at once.
+        let mut fresh = executor.open_lane().unwrap();
+        let whole = [&prompt[..], &serial[..rounds]].concat();
+        round(&mut executor, &mut fresh, (&whole, 0), block(0), WARM);
+        let next = [serial[rounds]];
+        let wanted = round(&mut executor, &mut fresh, (&next, 0), block(7), WARM);
+        assert_eq!(wanted.drafts.len(), 7);
+        for lane in [&mut lane, &mut fork] {
+            assert_eq!(round(&mut executor, lane, (&next, 0), block(7), WARM), wanted, "{rounds} rounds");
+            assert!(block_contents(lane) == block_contents(&fresh), "{rounds} rounds");
+        }
+    }
+}
+
+#[test]
+fn fewer_drafts_are_the_first_of_a_whole_block() {
+    let demo = Demo::open();
+    let mut executor = demo.executor();
+    let mut drafts = |count, confidence| {
+        let mut lane = executor.open_lane().unwrap();
+        let wanted = NextDrafts { confidence, ..block(count) };
+        let got = round(&mut executor, &mut lane, (&demo.prompt(0), 0), wanted, Sampling::GREEDY);
+        executor.close_lane(lane);
+        got.drafts
+    };
+    let whole = drafts(7, 0.0);
+    assert_eq!(whole.len(), 7);
+    for count in 0..7 {
+        assert_eq!(drafts(count, 0.0), whole[..count]);
+    }
+    // They end before the first that is less likely than what was asked, but for the first of all.
+    assert_eq!(drafts(7, 1.1), whole[..1]);
+    let least = whole[1..].iter().map(|draft| draft.1).fold(1.0, f32::min);
+    let at = 1 + whole[1..].iter().position(|draft| draft.1 == least).unwrap();
+    assert_eq!(drafts(7, least * 1.0001), whole[..at]);
+    assert_eq!(drafts(7, least), whole);
+}
+
+#[test]
 fn a_drafter_of_another_model_is_refused() {
     let demo = Demo::open();
     let model_tensors = demo.model.tensors();

@@ -14,7 +14,7 @@ use tensorfold_kernels::executor::{
 };
 use tensorfold_kernels::weights::{MatrixView, Tensors};
 use tensorfold_plugin_api::drafter_spec::DrafterSpec;
-use tensorfold_plugin_api::sampling::Sampling;
+use tensorfold_plugin_api::sampling::{Candidate, Sampling, draw, draw_from};
 
 const CASES: [&str; 4] = ["v1-full", "v1-swa", "v2-qwen", "v2-scaled"];
 
@@ -200,6 +200,100 @@ fn drafts_do_not_depend_on_company_chunks_threads_or_instructions() {
                 Some(wanted) => assert_eq!(&all, wanted, "{name} {set:?} {threads} {chunk}"),
             }
         }
+    }
+}
+
+#[test]
+fn what_a_window_shows_is_held_and_little_more() {
+    for name in ["v1-swa", "v2-qwen"] {
+        let case = Case::open(name);
+        let tensors = case.tensors();
+        let mut device = CpuDevice::new(1).unwrap();
+        let mut drafter = BlockDrafter::open(&mut device, case.spec.clone(), &tensors).unwrap();
+        let mut context = drafter.context(&mut device).unwrap();
+        let width = case.spec.taps.len() * case.spec.hidden_size as usize;
+        let taps = case.golden.f32("r0.target_hidden")[..width].to_vec();
+        let (embed, head) = ends(&case);
+        let target = TargetEnds { embed: &embed, head: &head, selectable: case.spec.vocabulary_rows };
+        // Over the ends of two pages of 64 positions, one by one.
+        for tokens in 1..=180 {
+            let mut lanes = [AbsorbLane { context: &mut context, rows: 0..1 }];
+            drafter.absorb(&mut device, &mut lanes, &taps, &mut |_, _, _, _, _| Ok(())).unwrap();
+            for (layer, cache) in case.spec.layers.iter().zip(context.layers()) {
+                let Some(window) = layer.window else { continue };
+                // The block's first row stands at position `tokens`.
+                let first = (tokens + 1usize).saturating_sub(window as usize);
+                assert!(
+                    (first..tokens)
+                        .all(|position| cache.key(position, 0).len() == cache.value(position, 0).len())
+                );
+                let page = cache.bytes() / (tokens.div_ceil(64) - first / 64);
+                assert!(cache.bytes() <= 2 * page && tokens.div_ceil(64) - first / 64 <= 2);
+            }
+            let lane = DraftLane { context: &context, anchor: 3, drafts: 7, sampling: Sampling::GREEDY };
+            let drafts = drafter.draft(&mut device, &target, &[lane], &mut |_, _, _, _, _| Ok(())).unwrap();
+            assert_eq!(drafts[0].len(), 7, "{name}, {tokens} tokens");
+        }
+    }
+}
+
+#[test]
+fn drafts_are_drawn_with_the_noise_of_the_target() {
+    // Where drafter and target agree, they then draw the same token.
+    for name in CASES {
+        let case = Case::open(name);
+        let tensors = case.tensors();
+        let mut device = CpuDevice::new(1).unwrap();
+        let mut drafter = BlockDrafter::open(&mut device, case.spec.clone(), &tensors).unwrap();
+        let mut context = drafter.context(&mut device).unwrap();
+        let (embed, head) = ends(&case);
+        let vocabulary = case.spec.vocabulary_rows;
+        let target = TargetEnds { embed: &embed, head: &head, selectable: vocabulary };
+        let mut told_apart = 0;
+        for index in 0..5 {
+            round(&case, &mut device, &mut drafter, &mut context, index, 256);
+            let at = |part: &str| format!("r{index}.{part}");
+            let anchor = case.golden.u32(&at("block_ids"))[0];
+            let logits = case.golden.f32(&at("logits"));
+            let slots = logits.len() / vocabulary as usize;
+            for seed in 0..4 {
+                let sampling = Sampling { temperature: 0.8, seed, ..Sampling::GREEDY };
+                let lane = DraftLane { context: &context, anchor, drafts: slots, sampling };
+                let got = drafter.draft(&mut device, &target, &[lane], &mut |_, _, _, _, _| Ok(())).unwrap();
+                // The block's first draft has all of the context and the anchor before it.
+                let first = context.tokens() as u64 + 1;
+                let by_rule = |first: u64| -> Vec<u32> {
+                    let mut before = 0;
+                    let slots = (0..slots).zip(first..);
+                    slots
+                        .map(|(slot, position)| match case.spec.refinement {
+                            None => {
+                                let row = &logits[slot * vocabulary as usize..][..vocabulary as usize];
+                                draw(row, vocabulary, None, &sampling, position).unwrap()
+                            }
+                            Some(refinement) => {
+                                let count = refinement.selector_candidates as usize;
+                                let ids = &case.golden.u32(&at("cand_ids"))[slot * count..][..count];
+                                let edges = case.golden.f32(&at("edges"));
+                                let scores = &edges[(slot * count + before) * count..][..count];
+                                let mut list: Vec<Candidate> = ids
+                                    .iter()
+                                    .zip(scores)
+                                    .map(|(&id, &logit)| Candidate { id, logit })
+                                    .collect();
+                                let token = draw_from(&mut list, &sampling, position).unwrap();
+                                before = ids.iter().position(|&id| id == token).unwrap();
+                                token
+                            }
+                        })
+                        .collect()
+                };
+                let drafts: Vec<u32> = got[0].iter().map(|draft| draft.0).collect();
+                assert_eq!(drafts, by_rule(first), "{name}, round {index}, seed {seed}");
+                told_apart += usize::from(drafts != by_rule(first + 1));
+            }
+        }
+        assert!(told_apart > 10, "{name}: other positions draw other tokens");
     }
 }
 

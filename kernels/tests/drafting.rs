@@ -249,6 +249,34 @@ fn after_any_number_of_accepted_drafts_the_head_is_as_if_it_had_seen_only_them()
 }
 
 #[test]
+fn a_pause_that_the_backlog_holds_leaves_no_hole_in_what_the_head_knows() {
+    hybrids(|checkpoint| {
+        let mut executor = with_head(checkpoint, 2);
+        // The ring of states that wait begins anywhere; the prompt's last state and the next token's wait too.
+        for (start, rounds) in [(2, 62), (40, 1), (40, 30), (64, 20), (100, 62), (127, 2)] {
+            let prompt = text(start);
+            let serial = generate(&mut executor, &prompt, rounds + 1, WARM);
+            let mut lane = executor.open_lane().unwrap();
+            drafting(&mut executor, &mut lane, (&prompt, 0), most(0), WARM);
+            for token in &serial[..rounds] {
+                drafting(&mut executor, &mut lane, (&[*token], 0), most(0), WARM);
+            }
+            // A lane that has the same text as its prompt takes all of it in at once.
+            let mut fresh = executor.open_lane().unwrap();
+            let whole = [&prompt[..], &serial[..rounds]].concat();
+            drafting(&mut executor, &mut fresh, (&whole, 0), most(0), WARM);
+            let next = [serial[rounds]];
+            let paused = drafting(&mut executor, &mut lane, (&next, 0), most(5), WARM);
+            assert_eq!(paused.drafts.len(), 5);
+            assert_eq!(paused, drafting(&mut executor, &mut fresh, (&next, 0), most(5), WARM));
+            assert!(head_contents(&lane) == head_contents(&fresh), "{start}, {rounds}");
+            executor.close_lane(lane);
+            executor.close_lane(fresh);
+        }
+    });
+}
+
+#[test]
 fn many_lanes_draft_together_what_each_drafts_alone() {
     hybrids(|checkpoint| {
         let mut executor = with_head(checkpoint, 2);

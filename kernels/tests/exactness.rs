@@ -7,7 +7,27 @@ use tensorfold_kernels::cpu::{Activations, CpuDevice, InstructionSet};
 use tensorfold_kernels::device::{Device, DeviceResult, Product};
 use tensorfold_kernels::executor::{Observer, Point, Step, StepOutcome};
 use tensorfold_kernels::weights::{ExpertShape, Storage, TensorView, Tensors};
-use tensorfold_plugin_api::sampling::Sampling;
+use tensorfold_plugin_api::sampling::{Sampling, draw};
+
+/// Keeps logits.
+#[derive(Default)]
+struct Rows(Vec<Vec<f32>>);
+
+impl Observer<CpuDevice> for Rows {
+    fn observe(
+        &mut self,
+        device: &mut CpuDevice,
+        point: Point,
+        rows: usize,
+        width: usize,
+        values: &Vec<f32>,
+    ) -> DeviceResult {
+        if point == Point::Logits {
+            self.0.extend(device.read(rows, width, values)?.chunks(width).map(<[f32]>::to_vec));
+        }
+        Ok(())
+    }
+}
 
 /// Keeps logits as bits.
 #[derive(Default)]
@@ -124,6 +144,41 @@ fn drafting_all_the_way_gives_the_serial_reply() {
         }
         assert_eq!(reply[..serial.len()], serial);
     });
+}
+
+#[test]
+fn draws_are_keyed_by_seed_and_position_and_nothing_else() {
+    let checkpoint = Checkpoint::open("goldens/tiny-qwen3_5", 1009);
+    let tensors = checkpoint.tensors();
+    let mut executor = executor(&checkpoint, &tensors, 1);
+    let mut told_apart = [0; 2];
+    for seed in [0, 1, 77, u64::MAX] {
+        let sampling = Sampling { seed, ..WARM };
+        let mut lane = executor.open_lane().unwrap();
+        let mut position = 0;
+        // A prompt in two parts, a plain step, and drafts of which some hold: first wrong ones, then those drawn.
+        for (tokens, drafts, outputs) in
+            [(text(64), 0, 0), (text(9), 0, 5), (text(1), 0, 1), (text(5), 4, 5), (text(2), 1, 2)]
+        {
+            let mut rows = Rows::default();
+            let step = step(&mut lane, &tokens, drafts, outputs, sampling);
+            let got = executor.round_observed(&mut [step], &mut rows).unwrap().lanes.remove(0);
+            assert_eq!(rows.0.len(), outputs);
+            // The draw after a token has that token and all before it behind it.
+            let first = (position + tokens.len() - outputs + 1) as u64;
+            for ((drawn, logits), position) in got.draws.iter().zip(&rows.0).zip(first..) {
+                let by_rule = |sampling: &Sampling, position| draw(logits, 1009, None, sampling, position);
+                assert_eq!(drawn.token, by_rule(&sampling, position), "seed {seed}, position {position}");
+                told_apart[0] += usize::from(drawn.token != by_rule(&sampling, position + 1));
+                let other = Sampling { seed: seed ^ 1, ..sampling };
+                told_apart[1] += usize::from(drawn.token != by_rule(&other, position));
+            }
+            position += tokens.len() - drafts + got.accepted;
+            assert_eq!(lane.position(), position);
+        }
+        executor.close_lane(lane);
+    }
+    assert!(told_apart.iter().all(|&count| count > 10), "other keys draw other tokens: {told_apart:?}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use tensorfold_kernels::executor::{
     CHAIN_DRAFTS, Lane, NextDrafts, Observer, Options, Point, Step, StepOutcome, check_head, head_plan,
 };
 use tensorfold_plugin_api::model_spec::FeedForwardSpec;
-use tensorfold_plugin_api::sampling::Sampling;
+use tensorfold_plugin_api::sampling::{Sampling, draw};
 
 const TINY: [&str; 4] =
     ["tiny-qwen3_5", "tiny-qwen3_5-mlx-4bit", "tiny-qwen3_5_moe", "tiny-qwen3_5_moe-mlx-4bit"];
@@ -201,6 +201,31 @@ fn drafts_change_no_token_of_a_trained_model_and_many_are_accepted() {
             assert_eq!(mixed, plain);
         }
     }
+}
+
+#[test]
+fn chains_are_drawn_with_the_noise_of_the_target() {
+    // Where head and target agree, they then draw the same token.
+    let (checkpoint, goldens) = demo();
+    let mut executor = open(&checkpoint);
+    let mut told_apart = 0;
+    for seed in 0..4 {
+        let sampling = Sampling { temperature: 1.5, seed, ..Sampling::GREEDY };
+        let prompt = ids(&goldens["prompts"][0]["prompt_ids"]);
+        let mut lane = executor.open_lane().unwrap();
+        let mut seen = Outputs::default();
+        let got = round(&mut executor, &mut lane, (&prompt, 0), most(5), sampling, Some(&mut seen));
+        executor.close_lane(lane);
+        // The prompt and the drawn token come before the first draft.
+        let first = prompt.len() as u64 + 1;
+        let rows = seen.logits.chunks(checkpoint.spec.vocabulary_rows as usize);
+        assert_eq!((rows.len(), got.drafts.len()), (5, 5));
+        for ((draft, logits), position) in got.drafts.iter().zip(rows).zip(first..) {
+            assert_eq!(Some(draft.0), draw(logits, 8180, None, &sampling, position), "seed {seed}");
+            told_apart += usize::from(Some(draft.0) != draw(logits, 8180, None, &sampling, position + 1));
+        }
+    }
+    assert!(told_apart > 5, "other positions draw other tokens");
 }
 
 #[test]

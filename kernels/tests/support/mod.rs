@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
-use tensorfold_kernels::cpu::{CpuDevice, InstructionSet};
+use tensorfold_kernels::cpu::{CpuDevice, InstructionSet, KeyValues};
 use tensorfold_kernels::executor::{Executor, Lane, LaneLayer, NextDrafts, Options, Step, StepOutcome};
 use tensorfold_kernels::weights::{ElementType, Packing, TensorView, Tensors};
 use tensorfold_plugin_api::model_spec::*;
@@ -362,6 +362,26 @@ pub fn contents(lane: &Lane<CpuDevice>) -> Vec<u32> {
         }
     }
     bits
+}
+
+/// Everything that the block drafter holds of a lane, as bits, where nothing of it is forgotten yet.
+pub fn block_contents(lane: &Lane<CpuDevice>) -> Vec<u32> {
+    lane.block_layers().iter().flat_map(cache_contents).collect()
+}
+
+/// Everything that the head's layers hold of a lane, as bits.
+pub fn head_contents(lane: &Lane<CpuDevice>) -> Vec<u32> {
+    let caches = lane.head_layers().iter().map(|layer| match layer {
+        LaneLayer::KeyValues(cache) => cache_contents(cache),
+        LaneLayer::Delta(_) => unreachable!("nothing in a head is recurrent"),
+    });
+    caches.flatten().collect()
+}
+
+fn cache_contents(cache: &KeyValues) -> Vec<u32> {
+    let rows = (0..cache.tokens())
+        .flat_map(|position| cache.key(position, 0).into_iter().chain(cache.value(position, 0).to_vec()));
+    rows.map(f32::to_bits).chain([cache.tokens() as u32]).collect()
 }
 
 /// Both forms of the tiny hybrids, the dense one and the one of experts.
